@@ -11,7 +11,7 @@ import grpc
 import msgspec
 
 from heapline.contract.broker import Broker
-from heapline.contract.context import HERE, Context
+from heapline.contract.call import HERE, Context
 from heapline.contract.errors import ConfirmationNeeded, HeaplineError, UnavailableError
 from heapline.wire import error_codes
 from heapline.wire.descriptors import METHODS

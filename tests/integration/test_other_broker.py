@@ -13,8 +13,7 @@ import heapline
 from heapline.client.transports.http import HttpBroker
 from heapline.contract.admin import Describe, Description
 from heapline.contract.broker import Broker
-from heapline.contract.call import Command, Feed
-from heapline.contract.context import HERE, Context
+from heapline.contract.call import HERE, Command, Context, Feed
 from heapline.contract.errors import Unsupported
 from heapline.server.auth.principals import NoAuthGuard
 from heapline.server.server import Server

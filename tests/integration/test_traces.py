@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from heapline.contract.context import HERE, Context
+from heapline.contract.call import HERE, Context
 from heapline.contract.errors import LeaseLost, TopicNotFound
 from heapline.contract.message import LeaseRef, Outgoing
 from heapline.contract.producer import Producer

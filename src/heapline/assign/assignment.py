@@ -26,7 +26,7 @@ from heapline.contract.errors import UnknownFormat
 
 ASSIGNMENT_KEY = "assignment"
 FORMAT = b"\x01"
-NOBODY = -1
+NO_WORKER = -1
 ELSEWHERE = -2  # the index of no worker and of no session
 COLUMNS = ("ids", "weights", "targets", "holders", "fences", "revoked")  # fields with one row per partition
 
@@ -77,7 +77,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[str] = []
     ids: list[str] = []
     weights: list[int] = []
-    targets: list[int] = []  # index into workers: the worker that should hold it; NOBODY = remove it
+    targets: list[int] = []  # index into workers: the worker that should hold it; NO_WORKER = remove it
     holders: list[int] = []  # index into sessions: the session that may hold it, or may not have dropped it yet
     fences: list[int] = []  # the version that granted it
     revoked: list[int] = []  # the version that revoked it, or 0
@@ -119,18 +119,18 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
     def partitions(self) -> list[Partition]:
         """Return the partitions to assign."""
-        return [self.partition(i) for i, target in enumerate(self.targets) if target != NOBODY]
+        return [self.partition(i) for i, target in enumerate(self.targets) if target != NO_WORKER]
 
     def loads(self) -> dict[str, int]:
         """Return the weights of the partitions to assign, by id. Cheaper than `partitions`."""
         columns = zip(self.ids, self.weights, self.targets, strict=True)
-        return {id: weight for id, weight, target in columns if target != NOBODY}
+        return {id: weight for id, weight, target in columns if target != NO_WORKER}
 
     def plan(self) -> dict[str, list[Partition]]:
         """Return which worker should hold which partitions."""
         plan: dict[str, list[Partition]] = {worker: [] for worker in self.members}
         for i, target in enumerate(self.targets):
-            if target != NOBODY:
+            if target != NO_WORKER:
                 plan.setdefault(self.workers[target], []).append(self.partition(i))
         return plan
 
@@ -204,7 +204,7 @@ class _Table:
             if revoked[i] == 0 and at_home[holder] == target:
                 continue  # the usual case: its holder is its target
             taker = takers[target]
-            if holder != NOBODY and not known.ended[holder]:
+            if holder != NO_WORKER and not known.ended[holder]:
                 if revoked[i] == 0:
                     # An earlier session of the target worker needs no revocation: it can only end.
                     if known.places[holder] != target:
@@ -212,13 +212,13 @@ class _Table:
                     continue
                 if known.confirmed[holder] < revoked[i]:
                     continue
-            elif taker == NOBODY and target != NOBODY:
+            elif taker == NO_WORKER and target != NO_WORKER:
                 continue  # its target is not live; naming the last holder does no harm
             changed = True
             holders[i], revoked[i] = taker, 0
-            if taker != NOBODY:
+            if taker != NO_WORKER:
                 fences[i] = version
-            elif target == NOBODY:
+            elif target == NO_WORKER:
                 removed.append(i)
         self._drop(removed)
         return changed
@@ -231,21 +231,21 @@ class _Table:
 
     def sessions_of(self, members: Mapping[str, str], seen: Mapping[tuple[str, str], Session]) -> list[Session]:
         """Keep only sessions that hold something or are members, and renumber them."""
-        holding = {self.sessions[holder] for holder in set(self.holders) - {NOBODY}}
+        holding = {self.sessions[holder] for holder in set(self.holders) - {NO_WORKER}}
         named = sorted(holding | members.items())
         number_of = {key: n for n, key in enumerate(named)}
-        numbers = [number_of.get(key, NOBODY) for key in self.sessions] + [NOBODY]
+        numbers = [number_of.get(key, NO_WORKER) for key in self.sessions] + [NO_WORKER]
         self.holders = [numbers[holder] for holder in self.holders]
         return [seen[key] for key in named]
 
 
 class _Known:
-    """The facts, by session index and worker index. The last entry of each list stands for NOBODY."""
+    """The facts, by session index and worker index. The last entry of each list stands for NO_WORKER."""
 
     def __init__(self, before: Document, facts: Facts, members: Mapping[str, str], table: _Table) -> None:
         place_of = {worker: n for n, worker in enumerate(table.workers)}
         number_of = {key: n for n, key in enumerate(table.sessions)}
-        self.takers = [NOBODY] * (len(table.workers) + 1)
+        self.takers = [NO_WORKER] * (len(table.workers) + 1)
         for worker, session in members.items():
             if worker in place_of and facts.live.get(worker, ("", 0))[0] == session:
                 number = number_of.setdefault((worker, session), len(number_of))
@@ -266,12 +266,12 @@ def _table_with_plan(before: Document, plan: Plan) -> _Table:
     wanted = {p.id: (p.weight, n) for n, worker in enumerate(table.workers) for p in plan.targets[worker]}
     held = {id: i for i, id in enumerate(before.ids)}
     table.ids = sorted(wanted.keys() | held.keys())
-    rows = [held.get(id, NOBODY) for id in table.ids]
-    old = [wanted.get(id) or (before.weights[held[id]], NOBODY) for id in table.ids]
+    rows = [held.get(id, NO_WORKER) for id in table.ids]
+    old = [wanted.get(id) or (before.weights[held[id]], NO_WORKER) for id in table.ids]
     table.weights, table.targets = [weight for weight, _ in old], [target for _, target in old]
-    table.holders = [NOBODY if row == NOBODY else before.holders[row] for row in rows]
-    table.fences = [0 if row == NOBODY else before.fences[row] for row in rows]
-    table.revoked = [0 if row == NOBODY else before.revoked[row] for row in rows]
+    table.holders = [NO_WORKER if row == NO_WORKER else before.holders[row] for row in rows]
+    table.fences = [0 if row == NO_WORKER else before.fences[row] for row in rows]
+    table.revoked = [0 if row == NO_WORKER else before.revoked[row] for row in rows]
     return table
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from heapline.assign.assignment import ASSIGNMENT_KEY, NOBODY, Document
+from heapline.assign.assignment import ASSIGNMENT_KEY, NO_WORKER, Document
 from heapline.assign.election import LEADER_KEY, LeaderRecord
 from heapline.assign.kv import Entry, decode_record
 from heapline.assign.worker_ids import WORKER_PREFIX, Standing, WorkerRecord
@@ -116,8 +116,8 @@ def _read(found: Overview, document: Document, seats: dict[str, WorkerView], ses
     for worker in document.members:
         seats.setdefault(worker, WorkerView(worker))
     for i, id in enumerate(document.ids):
-        target = "" if document.targets[i] == NOBODY else document.workers[document.targets[i]]
-        holder = None if document.holders[i] == NOBODY else document.sessions[document.holders[i]]
+        target = "" if document.targets[i] == NO_WORKER else document.workers[document.targets[i]]
+        holder = None if document.holders[i] == NO_WORKER else document.sessions[document.holders[i]]
         found.partition_count += target != ""
         is_there = holder is not None and sessions.get(holder.worker) == holder.session
         if holder is not None and is_there and not document.revoked[i]:

@@ -253,7 +253,7 @@ async def _advice(error: HeaplineError, hl: Any, where: Where) -> str | None:
         case DeadlineExceeded():
             if await where.is_listening():
                 return f"{error}. {_WRONG_PROTOCOL}. If it is busy, wait longer with --timeout"
-            return f"{error}. No server listens at {where.servers} now. {_start_advice(where)}"
+            return f"{error}; no server listens at {where.servers} now. {_start_advice(where)}"
     return None
 
 

@@ -31,8 +31,7 @@ from heapline.client.wrappers.idempotent import Idempotent
 from heapline.client.wrappers.retrying import Retrying
 from heapline.client.wrappers.traced import Traced
 from heapline.contract.broker import Broker
-from heapline.contract.call import Command, Feed
-from heapline.contract.context import HERE, Context
+from heapline.contract.call import HERE, Command, Context, Feed
 from heapline.contract.errors import BadRequest
 from heapline.contract.leases import Ack, Bury, Nack, Pop, Release, messages_of
 from heapline.contract.message import Message

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 import msgspec
 
 from heapline.contract import admin, batches, dead_letters, groups, leases, log, messages, replays, schedules, topics
-from heapline.contract.call import Command, Count, Feed, Page
+from heapline.contract.call import HERE, Command, Context, Count, Feed, Page
 from heapline.contract.columns import pack, pack_one, unpack
 from heapline.contract.config import GroupConfig, TopicConfig, check_names
-from heapline.contract.context import HERE, Context
 from heapline.contract.errors import BadRequest, DeliveryLost, HeaplineError, LeaseLost
 from heapline.contract.groups import EARLIEST, fetched, pack_offsets, position, unpack_offsets
 from heapline.contract.leases import messages_of

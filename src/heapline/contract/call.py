@@ -3,7 +3,7 @@
 A `Command` has one answer, a `Feed` has many. What a call needs to know about itself (its number and name on each
 interface, the right it requires, whether it may be repeated) is declared once, here, and never listed anywhere else.
 Checks on construction come from the fields' types and bounds (check.py); a check that needs a topic's settings belongs
-to the handler.
+to the handler. A `Context` travels beside a call through every `do`, into the engine and across processes.
 """
 
 from __future__ import annotations
@@ -61,6 +61,19 @@ class Facts(Struct, frozen=True, kw_only=True):
     destroys: bool = False  # cannot be undone, so it needs a confirmation
     audit: tuple[str, ...] | None = None  # the fields that its audit line shows; None: no line
     status: int = 200  # of a successful HTTP response
+
+
+class Context(Struct, frozen=True, gc=False):
+    principal: str | None = None  # who calls; None: the process that opened the broker
+    deadline: float | None = None  # in the running loop's time; crosses the wire as the seconds that are left
+    trace: str | None = None  # W3C traceparent
+    confirmation: str | None = None  # token of an earlier refusal, for calls that destroy
+    forwarded: bool = False  # by a node that has already checked rights and limits and written the audit line
+    leases_max: int | None = None  # leases that one holder may have on the topic; set by a server, enforced in the turn
+
+
+#: The process that opened the broker, without a deadline.
+HERE = Context()
 
 
 @dataclass_transform(frozen_default=True)

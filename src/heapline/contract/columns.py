@@ -101,7 +101,7 @@ def plan(kind: type[Columns]) -> tuple[Plan, ...]:
 
 
 def _packed(hint: Any) -> Packed | None:
-    """Return the packing that a column's type is annotated with, also if the column is optional."""
+    """Return the packing that a column's type is annotated with, even if the column is optional."""
     for part in (hint, *get_args(hint)):
         for note in getattr(part, "__metadata__", ()):
             if isinstance(note, Packed):

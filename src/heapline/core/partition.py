@@ -203,8 +203,8 @@ class Partition(PartitionState):
 
         The result may be empty although more is due, if all checked entries were stale: see `next_wake_in`.
         """
-        dear = max(1, limit // ROW_BY_ROW)
-        overdue = self.leases.overdue(now.steady, dear)
+        expensive_rows = max(1, limit // ROW_BY_ROW)
+        overdue = self.leases.overdue(now.steady, expensive_rows)
         if overdue:
             tokens = [self.leases.by_id[id][0] for id in overdue]
             return self._retry(overdue, tokens, now, None, LEASE_EXPIRED, lambda i, t, d: ev.LeaseExpired(i, d))
@@ -214,7 +214,7 @@ class Partition(PartitionState):
             if fired is not None:
                 return fired
         for wheel, wall, time in ((self.ttls, False, now.steady), (self.ttls_wall, True, now.wall)):
-            ended = self._end_of_life(wheel, wall, time, dear, now)
+            ended = self._end_of_life(wheel, wall, time, expensive_rows, now)
             if ended is not None:
                 return ended
         return []

@@ -14,9 +14,8 @@ import msgspec
 import heapline
 from heapline.contract.admin import Describe, Description
 from heapline.contract.broker import Broker
-from heapline.contract.call import Command, Feed
+from heapline.contract.call import HERE, Command, Context, Feed
 from heapline.contract.config import BrokerConfig
-from heapline.contract.context import HERE, Context
 from heapline.contract.errors import Unsupported
 from heapline.contract.sync_broker import SyncBroker as _SyncBroker
 from heapline.engine import dead_letters, leases, log, messages, topic_calls

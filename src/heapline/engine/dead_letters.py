@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from heapline.contract import dead_letters
-from heapline.contract.call import Count, Page
-from heapline.contract.context import Context
+from heapline.contract.call import Context, Count, Page
 from heapline.contract.errors import MessageNotFound
 from heapline.contract.fields import MessageId
 from heapline.contract.message import DlqFilter, MessageInfo

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from heapline.contract.call import Call, Command, Feed, Page
-from heapline.contract.context import Context
+from heapline.contract.call import Call, Command, Context, Feed, Page
 from heapline.contract.errors import BadRequest
 from heapline.engine.topics import TopicKeeper
 

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from heapline.contract import leases
+from heapline.contract.call import Context
 from heapline.contract.check import seconds_to_ms
 from heapline.contract.columns import pack, unpack
-from heapline.contract.context import Context
 from heapline.contract.errors import BadRequest
 from heapline.core.leases import DEADLINE
 from heapline.core.now import Now

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.contract import log
+from heapline.contract.call import Context
 from heapline.contract.check import fail
-from heapline.contract.context import Context
 from heapline.contract.errors import BadRequest, UnavailableError
 from heapline.contract.message import LogEvent, LogFrame
 from heapline.core.events import (

@@ -6,9 +6,8 @@ from collections.abc import Awaitable
 from typing import Any
 
 from heapline.contract import messages
-from heapline.contract.call import Page
+from heapline.contract.call import Context, Page
 from heapline.contract.columns import pack
-from heapline.contract.context import Context
 from heapline.contract.errors import UnavailableError
 from heapline.contract.message import Enqueued, MessageInfo
 from heapline.contract.messages import pack_enqueued

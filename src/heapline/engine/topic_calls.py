@@ -9,9 +9,8 @@ import numpy as np
 from msgspec import UNSET
 
 from heapline.contract import topics
-from heapline.contract.call import Count, Page
+from heapline.contract.call import Context, Count, Page
 from heapline.contract.check import fail, instant_to_ms
-from heapline.contract.context import Context
 from heapline.contract.message import (
     DepthBucket,
     DueBucket,

@@ -28,8 +28,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from heapline.clock import Clock, SystemClock
-from heapline.contract.call import Call
-from heapline.contract.context import Context
+from heapline.contract.call import Call, Context
 from heapline.contract.errors import BadRequest, ConfirmationNeeded, Unauthenticated, UnavailableError
 from heapline.server.auth.principals import ANONYMOUS, Guard, Principal
 from heapline.server.credentials import ENDED, Credentials

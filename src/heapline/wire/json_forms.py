@@ -51,7 +51,7 @@ from heapline.contract.schedules import ScheduleInfo
 from heapline.contract.stream import GroupInfo
 from heapline.contract.topics import TopicSettings
 from heapline.wire import error_codes
-from heapline.wire.rows import MAY_NAME_FILES, columns_of, rows_of
+from heapline.wire.codec import MAY_NAME_FILES, columns_of, rows_of
 
 PayloadAs = Literal["base64", "text", "json"]
 Ulid = Annotated[

@@ -36,8 +36,8 @@ from heapline.contract.config import Aging
 from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.contract.message import EPOCH
 from heapline.wire import error_codes
+from heapline.wire.codec import MAY_NAME_FILES, columns_of, rows_of
 from heapline.wire.descriptors import METHODS, pb
-from heapline.wire.rows import MAY_NAME_FILES, columns_of, rows_of
 
 #: Fields of the proto that are not fields of a command: options of this interface.
 AS_COLUMNS = "as_columns"  # whether the answer is packed as columns instead of items

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.assign.assignment import FORMAT, NOBODY, Document, Facts, Lifecycle, Plan, advance, first
+from heapline.assign.assignment import FORMAT, NO_WORKER, Document, Facts, Lifecycle, Plan, advance, first
 from heapline.assign.member import Member
 from heapline.assign.partitions import Partition
 from heapline.contract.errors import UnknownFormat
@@ -146,7 +146,7 @@ def test_removed_partition_is_dropped_by_its_holder_before_it_is_forgotten() -> 
     document = start(known, w=[A, B])
     document = step(document, known, known.plan(w=[A]))
     assert document.ids == ["a", "b"]
-    assert document.targets[1] == NOBODY
+    assert document.targets[1] == NO_WORKER
     assert document.grants("w", "s1") == {A: 2}
     known.confirmed["w", "s1"] = 3
     assert step(document, known).ids == ["a"]

@@ -204,7 +204,7 @@ async def test_listener_with_another_protocol_is_distinguished_from_none() -> No
 async def test_expired_call_says_whether_a_server_listens_now() -> None:
     said = await advise(DeadlineExceeded("Pop"), where("nowhere.invalid:1", local="data/admin.key"))
     assert said.startswith(str(DeadlineExceeded("Pop")))  # the error of the call comes first
-    assert "No server listens at nowhere.invalid:1 now. Start a server with: heapline serve" in said
+    assert "no server listens at nowhere.invalid:1 now. Start a server with: heapline serve" in said
 
 
 async def test_unknown_topic_is_refused_with_the_existing_ones() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from heapline.client.wrappers.idempotent import Idempotent
+from heapline.contract.call import Context
 from heapline.contract.columns import unpack
-from heapline.contract.context import Context
 from heapline.contract.errors import (
     DeadlineExceeded,
     HeaplineError,

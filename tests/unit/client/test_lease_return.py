@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from heapline.client.transports.transport import Transport
+from heapline.contract.call import Context
 from heapline.contract.columns import pack
-from heapline.contract.context import Context
 from heapline.contract.errors import UnavailableError
 from heapline.contract.leases import Leased, LeasedMessages, Pop, Release, Settled
 

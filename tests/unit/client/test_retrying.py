@@ -11,9 +11,8 @@ from heapline.client.backoff import FIRST_PAUSE, LONGEST_PAUSE, pauses
 from heapline.client.wrappers.retrying import RECONCILE, Retrying
 from heapline.contract.admin import CreateKey, CreateUser
 from heapline.contract.batches import ForgetSink
-from heapline.contract.call import CALLS, Command, Repeat
+from heapline.contract.call import CALLS, HERE, Command, Context, Repeat
 from heapline.contract.columns import pack
-from heapline.contract.context import HERE, Context
 from heapline.contract.dead_letters import DeleteDeadLetters, ReplayDeadLetters
 from heapline.contract.errors import (
     BatchInDoubt,

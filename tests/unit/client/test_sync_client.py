@@ -11,8 +11,7 @@ import pytest
 import heapline
 from heapline.client.sdk import ConnectedBroker
 from heapline.client.sync import SyncClient
-from heapline.contract.call import Page
-from heapline.contract.context import Context
+from heapline.contract.call import Context, Page
 from heapline.contract.errors import Closed
 
 

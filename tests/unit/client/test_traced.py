@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from heapline.client.wrappers.traced import Traced
+from heapline.contract.call import HERE, Context
 from heapline.contract.columns import pack
-from heapline.contract.context import HERE, Context
 from heapline.contract.errors import LeaseLost
 from heapline.contract.ids import to_ulid
 from heapline.contract.leases import Ack, Extend, Extended, Leased, LeasedMessages, LeaseKeys, Nack, Pop, Settled

@@ -14,7 +14,7 @@ from heapline.contract.columns import pack
 from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.contract.message import Outgoing
 from heapline.contract.messages import Enqueue, NewMessages, check_message, check_messages, pack_messages
-from heapline.wire.rows import columns_of, rows_of
+from heapline.wire.codec import columns_of, rows_of
 
 EAST = timezone(timedelta(hours=2))
 delays = st.sampled_from([None, 0, 1, 2.5, -1, float("nan"), float("inf"), SECONDS_MAX, 2 * SECONDS_MAX, True, "1"])

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import heapline
-from heapline.contract.context import Context
+from heapline.contract.call import Context
 from heapline.contract.leases import Leased, Pop
 from heapline.engine.delivery import Delivery
 from heapline.testing import MemoryBroker

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.contract.context import Context
+from heapline.contract.call import Context
 from heapline.contract.leases import Pop
 from heapline.contract.message import Outgoing
 from heapline.engine.columns import Columns, EnqueueCall, Identity, check_batch_bytes

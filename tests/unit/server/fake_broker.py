@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from heapline.contract.broker import Broker
-from heapline.contract.context import HERE, Context
+from heapline.contract.call import HERE, Context
 
 
 class FakeBroker(Broker):

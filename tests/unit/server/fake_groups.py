@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from heapline.contract.broker import Broker
+from heapline.contract.call import HERE, Context
 from heapline.contract.columns import pack
-from heapline.contract.context import HERE, Context
 from heapline.contract.groups import (
     FetchedRows,
     GroupAck,

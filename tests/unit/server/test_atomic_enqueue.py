@@ -11,7 +11,7 @@ import pytest
 
 import heapline
 from heapline.contract.batches import AbortBatch, ForgetBatch
-from heapline.contract.context import HERE
+from heapline.contract.call import HERE
 from heapline.contract.message import Outgoing
 from heapline.server.protocols.mqueue import PREFIX, AtomicEnqueue
 from tests.unit.engine.rig import Rig, opened, settle, until

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from heapline.contract.batches import PrepareBatch, Share
-from heapline.contract.call import BY_RPC, Count, Feed, Page, Right
+from heapline.contract.call import BY_RPC, HERE, Context, Count, Feed, Page, Right
 from heapline.contract.columns import pack
-from heapline.contract.context import HERE, Context
 from heapline.contract.errors import (
     BadRequest,
     ConfirmationNeeded,

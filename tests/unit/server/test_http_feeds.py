@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from heapline.contract.context import HERE, Context
+from heapline.contract.call import HERE, Context
 from heapline.contract.message import LogFrame
 from heapline.server.protocols.http import HttpApp
 from tests.unit.server.fake_broker import FakeBroker

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from heapline.contract.call import Context
 from heapline.contract.columns import unpack
-from heapline.contract.context import Context
 from heapline.contract.errors import ResourceExhausted
 from heapline.contract.leases import Ack, LeasedMessages, LeaseKeys, Pop
 from heapline.contract.message import Outgoing

@@ -19,7 +19,7 @@ from heapline.contract.message import Outgoing, TopicInfo, from_ms
 from heapline.engine.columns import check_one
 from heapline.spark import enqueue_rows as outgoing
 from heapline.spark.enqueue_rows import BadRow, TopicLimits, validate
-from heapline.wire.rows import rows_of
+from heapline.wire.codec import rows_of
 
 CONFIGS = {"plain": TopicConfig(max_payload_bytes=20), "fair": TopicConfig(max_payload_bytes=30, fairness="keys")}
 FACTS = {name: TopicLimits.of(TopicInfo(name=name, incarnation=1, config=c)) for name, c in CONFIGS.items()}

@@ -18,7 +18,7 @@ from heapline.contract.ids import SUFFIX_MAX
 from heapline.contract.message import Enqueued, LogEvent, Outgoing
 from heapline.contract.messages import EnqueuedBatch, pack_enqueued
 from heapline.contract.schedules import CreateSchedule
-from heapline.wire.rows import columns_of
+from heapline.wire.codec import columns_of
 
 ALL_CALLS = sorted(CALLS.values(), key=lambda kind: kind.facts.id)
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -13,8 +13,7 @@ from heapline.client.target import ClientTls, parse_target
 from heapline.client.transports.grpc_status import StreamStatus, heapline_error
 from heapline.client.transports.session import Session
 from heapline.client.transports.transport import PopStream, RowStream, Transport, closed, seconds_left
-from heapline.contract.call import Command, Feed
-from heapline.contract.context import HERE, Context
+from heapline.contract.call import HERE, Command, Context, Feed
 from heapline.contract.errors import HeaplineError, Unauthenticated
 from heapline.contract.groups import FetchedRows, GroupFetch
 from heapline.contract.leases import Pop

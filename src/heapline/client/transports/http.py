@@ -9,8 +9,7 @@ import httpx
 import msgspec
 
 from heapline.client.transports.transport import Transport, closed, seconds_left
-from heapline.contract.call import Command, Feed
-from heapline.contract.context import HERE, Context
+from heapline.contract.call import HERE, Command, Context, Feed
 from heapline.contract.errors import DeadlineExceeded, HeaplineError, UnavailableError, Unsupported
 from heapline.wire import error_codes
 from heapline.wire.json import ROUTES, ErrorResponse, JsonOptions, Route, read_error

@@ -20,8 +20,7 @@ from msgspec.structs import replace
 
 from heapline.client import message_rows
 from heapline.contract.broker import Broker
-from heapline.contract.call import Command
-from heapline.contract.context import HERE, Context
+from heapline.contract.call import HERE, Command, Context
 from heapline.contract.errors import Closed, ConfirmationNeeded, HeaplineError
 from heapline.contract.groups import GroupFetch
 from heapline.contract.leases import LeaseKeys, Pop, Release

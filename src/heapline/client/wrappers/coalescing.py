@@ -23,9 +23,8 @@ from msgspec.structs import replace
 from heapline.client import message_rows
 from heapline.client.backoff import IN_DOUBT, UNSENT, deadline_exceeded
 from heapline.client.wrappers.idempotent import Idempotent
-from heapline.contract.call import Command, Feed
+from heapline.contract.call import HERE, Command, Context, Feed
 from heapline.contract.config import canonical_topic
-from heapline.contract.context import HERE, Context
 from heapline.contract.leases import Ack, LeaseKeys, Settled
 from heapline.contract.messages import Enqueue, EnqueueBatch, enqueued, pack_messages
 

@@ -19,10 +19,9 @@ from msgspec.structs import replace
 from heapline.client import message_rows
 from heapline.client.backoff import pauses
 from heapline.client.transports.transport import BATCH_BYTES
-from heapline.contract.call import Command, Feed
+from heapline.contract.call import HERE, Command, Context, Feed
 from heapline.contract.columns import pack
 from heapline.contract.config import PASSING, canonical_topic
-from heapline.contract.context import HERE, Context
 from heapline.contract.errors import (
     ConflictError,
     HeaplineError,

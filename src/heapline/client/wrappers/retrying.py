@@ -31,9 +31,8 @@ from heapline.client.backoff import (
     unreached,
 )
 from heapline.client.transports.transport import LeaseReturn, Transport, closed
-from heapline.contract.call import Command, Feed, Repeat
+from heapline.contract.call import HERE, Command, Context, Feed, Repeat
 from heapline.contract.columns import unpack
-from heapline.contract.context import HERE, Context
 from heapline.contract.errors import (
     Closed,
     DeadlineExceeded,

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from heapline.contract.call import Command, Feed
-from heapline.contract.context import HERE, Context
+from heapline.contract.call import HERE, Command, Context, Feed
 from heapline.contract.span_attributes import request_attributes, result_attributes
 
 R = TypeVar("R")

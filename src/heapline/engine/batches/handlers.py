@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from heapline.contract import batches
-from heapline.contract.call import Count, Page
-from heapline.contract.context import Context
+from heapline.contract.call import Context, Count, Page
 from heapline.contract.message import BatchInfo, SinkInfo
 from heapline.contract.messages import pack_enqueued
 from heapline.engine.columns import Columns

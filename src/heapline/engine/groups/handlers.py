@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from heapline.contract import groups
-from heapline.contract.call import Count, Page
+from heapline.contract.call import Context, Count, Page
 from heapline.contract.check import fail
 from heapline.contract.columns import pack
-from heapline.contract.context import Context
 from heapline.contract.errors import DeliveryLost
 from heapline.contract.groups import pack_batch
 from heapline.contract.stream import GroupDeadLetter, GroupInfo

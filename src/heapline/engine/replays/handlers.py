@@ -14,9 +14,8 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from heapline.contract import replays
-from heapline.contract.call import Page
+from heapline.contract.call import Context, Page
 from heapline.contract.check import instant_to_ms
-from heapline.contract.context import Context
 from heapline.contract.errors import BadRequest, UnavailableError
 from heapline.contract.groups import pack_batch
 from heapline.contract.stream import ReplayInfo

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from heapline.contract import schedules
-from heapline.contract.call import Page
-from heapline.contract.context import Context
+from heapline.contract.call import Context, Page
 from heapline.contract.schedules import ScheduleInfo
 from heapline.engine.handlers import cursor_of, handles, read_cursor
 from heapline.engine.topics import TopicKeeper

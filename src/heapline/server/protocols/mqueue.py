@@ -35,10 +35,10 @@ import msgspec
 from heapline.clock import Clock, SystemClock
 from heapline.contract.batches import AbortBatch, CommitBatch, ForgetBatch, ListBatches, PrepareBatch, Share
 from heapline.contract.broker import Broker
+from heapline.contract.call import HERE, Context
 from heapline.contract.check import build
 from heapline.contract.columns import pack
 from heapline.contract.config import TopicConfig
-from heapline.contract.context import HERE, Context
 from heapline.contract.errors import (
     BadRequest,
     BatchDecided,

@@ -25,8 +25,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from heapline.contract.broker import Broker
-from heapline.contract.call import Command, Feed
-from heapline.contract.context import HERE, Context
+from heapline.contract.call import HERE, Command, Context, Feed
 from heapline.contract.errors import HeaplineError
 from heapline.contract.span_attributes import request_attributes, result_attributes
 from heapline.server.gate import Observer, Request
