@@ -225,6 +225,7 @@ STATE = {  # what all the other calls bring about, or answer with, when their an
     "list_sinks": lambda hl: hl.list_sinks(),
     "get_topic": lambda hl: hl.get_topic("jobs"),
     "describe": lambda hl: hl.describe(),
+    "read_audit": lambda hl: hl.read_audit(),
     "commit_batch": lambda hl: hl.commit_batch("b", ["p"]),
     "prepare_batch": lambda hl: hl.prepare_batch("c", "p", {"jobs": [Outgoing(b"c")]}),
     "enqueue": lambda hl: hl.enqueue("jobs", b"n", producer_id="p1", epoch=1, seq=0, answered_below=0),
