@@ -35,14 +35,14 @@ fi
 endef
 
 # `make run` needs the server alone: a tenth of the download of the development environment.
-$(RUNNABLE): pyproject.toml constraints.txt hatch_build.py $(wildcard proto/heapline/v1/*.proto)
+$(RUNNABLE): pyproject.toml constraints.txt hatch_build.py src/heapline/_accelerator.c $(wildcard proto/heapline/v1/*.proto)
 	$(MAKE_VENV)
 	@if [ -e $(READY) ]; then extra=dev; else extra=server; fi; \
 	  echo "Installing Heapline ($$extra) into .venv …"; \
 	  $(PIP) install --constraint constraints.txt --editable ".[$$extra]"
 	@touch $@
 
-$(READY): pyproject.toml constraints.txt hatch_build.py $(wildcard proto/heapline/v1/*.proto)
+$(READY): pyproject.toml constraints.txt hatch_build.py src/heapline/_accelerator.c $(wildcard proto/heapline/v1/*.proto)
 	$(MAKE_VENV)
 	@echo "Installing Heapline and its development tools into .venv …"
 	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
@@ -56,7 +56,7 @@ help: ## List the targets
 setup: $(READY) ## Create .venv and install everything into it
 
 .PHONY: run
-run: $(RUNNABLE) ## Install the server, then serve ./data over gRPC and HTTP until Ctrl-C
+run: $(RUNNABLE) ## Install the server, then serve ./data until Ctrl-C
 	@$(BIN)/heapline serve --data $(DATA)
 
 .PHONY: demo
@@ -84,7 +84,7 @@ test: lint ## Run what CI runs: lint and all tests except the soak tests
 
 .PHONY: soak
 soak: $(READY) ## Run the long tests: those marked soak, with Hypothesis' long profile
-	$(PYTEST) -m soak --timeout=0 --hypothesis-profile=soak tests $(NONE_IS_FINE)
+	$(PYTEST) -m soak --timeout=0 -o faulthandler_timeout=0 --hypothesis-profile=soak tests $(NONE_IS_FINE)
 
 .PHONY: sim
 sim: $(READY) ## Run the simulator once: make sim SEED=42
@@ -100,7 +100,7 @@ bench-quick: $(READY) ## Measure the core in under 45 seconds, on smaller sizes
 
 .PHONY: bench-server
 bench-server: $(READY) ## Measure the server next to its peers, which install themselves
-	$(BIN)/python -m benchmarks server --peers beanstalkd,redis,postgres,awa,procrastinate
+	$(BIN)/python -m benchmarks server --peers beanstalkd,redis,postgres,awa,procrastinate,rabbitmq,jetstream
 
 .PHONY: bench-sdk
 bench-sdk: $(READY) ## Measure the client, tasks and the import next to their peers
@@ -122,5 +122,5 @@ constraints: $(READY) ## Pin the installed versions in constraints.txt
 .PHONY: clean
 clean: ## Remove .venv and all generated files
 	rm -rf .venv dist build .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	rm -f src/heapline/wire/heapline.binpb
+	rm -f src/heapline/wire/heapline.binpb src/heapline/_accelerator.abi3.so
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

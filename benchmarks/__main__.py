@@ -9,18 +9,23 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks import harness, ratios, report
+from benchmarks import bars, harness, ratios, report
 from benchmarks.harness import Row, Step
 from benchmarks.sdk import targets as sdk
 from benchmarks.server import targets as server
+from benchmarks.sql import targets as sql
 
+REPORT = "report"
 #: Which suites run next to others, and which.
-PEERS: dict[str, tuple[str, ...]] = {"server": tuple(server.PEERS), "sdk": tuple(sdk.PEERS)}
+PEERS: dict[str, tuple[str, ...]] = {"server": tuple(server.PEERS), "sdk": tuple(sdk.PEERS), "sql": tuple(sql.PEERS)}
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Heapline next to its baselines.")
-    parser.add_argument("suite", choices=sorted(harness.SUITES), help="which benchmarks to run")
+    parser.add_argument(
+        "suite", choices=[*sorted(harness.SUITES), REPORT],
+        help=f"which benchmarks to run; `{REPORT}` draws the tables of docs/benchmarks.md next to peers as SVG files",
+    )  # fmt: skip
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -38,6 +43,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--scale", type=float, default=1.0, metavar="SHARE",
         help="`streams`: this share of the sizes, and of what is compared with sizes (1); ratios are not kept then",
     )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=float, metavar="N",
+        help=f"`sql`: how long a transaction is held open ({sql.HELD_SECONDS:g}; --quick: {sql.HELD_SECONDS_QUICK:g})",
+    )  # fmt: skip
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="one object a line: " + ", ".join(report.JSON_KEYS))
     shape.add_argument(
@@ -48,9 +57,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not 0 < options.scale <= 1:
         parser.error("--scale is a share: over 0, at most 1")
+    if options.seconds is not None and (options.suite != "sql" or options.seconds < 4):
+        parser.error("--seconds is for `sql`: at least 4")
     if options.save and options.scale != 1:
         parser.error("--save keeps the ratios of the full sizes: leave --scale out")
-    known = [harness.short_name(module) for module in harness.SUITES[options.suite]]
+    known = [harness.short_name(module) for module in harness.SUITES.get(options.suite, ())]
     unknown = set(options.only or ()) - set(known)
     if unknown:
         parser.error(f"{options.suite} has no {', '.join(sorted(unknown))}; it has {', '.join(known)}")
@@ -80,6 +91,7 @@ def run(options: argparse.Namespace, console: Console) -> list[Row]:
                 progress.update(bar, completed=done, description=f"{short} … {step.text}")
 
             given = {"quick": options.quick, "peers": options.peers, "scale": options.scale}
+            given["seconds"] = options.seconds
             for row in harness.run_module(module, **given, on_step=advance):
                 rows.append(row)
                 shown = f"{short} … {row.name}: {report.figure(row.value, row.unit)}"
@@ -104,10 +116,17 @@ def tell(console: Console, trouble: str) -> None:
 def main() -> int:
     options = parse()
     console = Console(stderr=True)
+    if options.suite == REPORT:
+        for path in bars.draw():
+            console.print(f"drew {path.relative_to(bars.DOCS.parent)}", highlight=False)
+        return 0
     began = time.monotonic()
-    rows = run(options, console)
     key = ratios.key_of(options.suite, options.quick)
     kept = ratios.load(key)
+    if options.check and not kept:
+        tell(console, f"no ratios of {key} are kept, so nothing can be checked; keep some with --save")
+        return 1
+    rows = run(options, console)
     if options.markdown:
         command = f"`python -m benchmarks {options.suite}{' --quick' if options.quick else ''}`"
         print(report.markdown(rows, kept, command))

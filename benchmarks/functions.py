@@ -78,9 +78,9 @@ async def main(listed: bool) -> None:
         async with EmbeddedBroker(directory) as engine:
             await engine.create_topic("jobs")
             embedded = await count(lambda: engine.enqueue("jobs", b"x", priority=3))
-            server = Server(engine, NoAuthGuard(), ServerSettings(grpc_port=0, http_port=0, stop_grace=1.0))
+            server = Server(engine, NoAuthGuard(), ServerSettings(port=0, grpc_port=0, http_port=0, stop_grace=1.0))
             await server.start()
-            async with heapline.connect(f"127.0.0.1:{server.grpc_port}") as hl:
+            async with heapline.connect(f"127.0.0.1:{server.port}") as hl:
                 remote = await count(lambda: hl.enqueue("jobs", b"x", priority=3))
             await server.stop()
     for name, found in (("embedded enqueue", embedded), ("SDK to server enqueue", remote)):

@@ -28,13 +28,19 @@ from benchmarks.rows import Row, Step
 __all__ = ["Row", "Step", "SUITES", "measure", "run_module", "short_name"]
 
 SUITES: dict[str, tuple[str, ...]] = {
-    "core": ("benchmarks.heap", "benchmarks.wheel", "benchmarks.dedup", "benchmarks.journal", "benchmarks.engine"),
+    "core": (
+        "benchmarks.heap", "benchmarks.wheel", "benchmarks.dedup", "benchmarks.journal", "benchmarks.engine",
+        "benchmarks.failures", "benchmarks.accelerator",
+    ),
     "spine": ("benchmarks.spine", "benchmarks.partitions", "benchmarks.herd"),
     "server": (
-        "benchmarks.server.lifecycle", "benchmarks.server.latency", "benchmarks.server.idle",
-        "benchmarks.server.memory", "benchmarks.server.next_to_peers",
+        "benchmarks.server.lifecycle", "benchmarks.server.latency", "benchmarks.server.connections",
+        "benchmarks.server.idle", "benchmarks.server.memory", "benchmarks.server.next_to_peers",
     ),
-    "sdk": ("benchmarks.sdk.importing", "benchmarks.sdk.batches", "benchmarks.sdk.singles", "benchmarks.sdk.tasks"),
+    "sdk": (
+        "benchmarks.sdk.importing", "benchmarks.sdk.batches", "benchmarks.sdk.singles", "benchmarks.sdk.trickle",
+        "benchmarks.sdk.tasks",
+    ),
     "assign": ("benchmarks.assign.strategies", "benchmarks.assign.failover"),
     "streams": (
         "benchmarks.streams.publishing", "benchmarks.streams.groups", "benchmarks.streams.remote",
@@ -44,6 +50,10 @@ SUITES: dict[str, tuple[str, ...]] = {
         "benchmarks.spark.read", "benchmarks.spark.write", "benchmarks.spark.archive",
         "benchmarks.spark.audit", "benchmarks.spark.interference",
     ),
+    "sql": (
+        "benchmarks.sql.lifecycle", "benchmarks.sql.latency", "benchmarks.sql.nodes", "benchmarks.sql.held",
+        "benchmarks.sql.delayed",
+    ),
 }  # fmt: skip
 
 #: Seconds a module may take before it is killed. A quick suite should be done in 45 s; the limit is for what hangs.
@@ -51,6 +61,7 @@ TIMEOUT_S = 1800
 TIMEOUT_QUICK_S = 120
 #: These first fetch and install what they compare with.
 TIMEOUTS_S = {"benchmarks.server.next_to_peers": TIMEOUT_S, "benchmarks.sdk.tasks": TIMEOUT_S}
+TIMEOUTS_S |= dict.fromkeys(SUITES["sql"], TIMEOUT_S)
 TIMEOUTS_S |= dict.fromkeys(SUITES["spark"], TIMEOUT_S)  # Spark alone may take a minute to start on a busy machine
 
 #: On the disk of the working directory: a temporary directory may be memory, and would flatter every fsync.
@@ -63,7 +74,7 @@ def short_name(module: str) -> str:
 
 def run_module(
     module: str, *, quick: bool, timeout_s: float | None = None, peers: Sequence[str] = (), scale: float = 1.0,
-    on_step: Callable[[Step], None] = lambda step: None,
+    seconds: float | None = None, on_step: Callable[[Step], None] = lambda step: None,
 ) -> Iterator[Row]:  # fmt: skip
     """The module's rows; if it is missing, fails or hangs, a last row that says so."""
     if find_spec(module) is None:
@@ -74,6 +85,9 @@ def run_module(
     limit_s = timeout_s or TIMEOUTS_S.get(module) or (TIMEOUT_QUICK_S if quick else TIMEOUT_S)
     options = [*(["--quick"] if quick else []), *(["--peers", ",".join(peers)] if peers else [])]
     options += ["--scale", str(scale)] if scale != 1 else []
+    if seconds is not None:
+        options += ["--seconds", str(seconds)]
+        limit_s = max(limit_s, 4 * seconds + TIMEOUT_S)
     try:
         yield from _rows_of_child(module, directory, options, limit_s, on_step)
     finally:
@@ -120,12 +134,13 @@ def _kill(child: subprocess.Popen[str]) -> None:
 
 
 def measure(
-    module: str, directory: Path, *, quick: bool, peers: Sequence[str] = (), scale: float = 1.0
-) -> Iterator[Row | Step]:
+    module: str, directory: Path, *, quick: bool, peers: Sequence[str] = (), scale: float = 1.0,
+    seconds: float | None = None,
+) -> Iterator[Row | Step]:  # fmt: skip
     """In the child: the rows and steps that the module's `run` yields."""
     run = importlib.import_module(module).run
     wanted = inspect.signature(run).parameters
-    offered = {"quick": quick, "directory": directory, "peers": peers, "scale": scale}
+    offered = {"quick": quick, "directory": directory, "peers": peers, "scale": scale, "seconds": seconds}
     for yielded in run(**{name: value for name, value in offered.items() if name in wanted}):
         if isinstance(yielded, Step):
             yield yielded
@@ -148,8 +163,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--peers", type=lambda names: tuple(names.split(",")), default=())
     parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float)
     options = parser.parse_args()
     given = {"quick": options.quick, "peers": options.peers, "scale": options.scale}
+    given["seconds"] = options.seconds
     for told in measure(options.module, options.directory, **given):
         line = {"step": vars(told)} if isinstance(told, Step) else vars(told)
         print(json.dumps(line), file=rows, flush=True)

@@ -1,13 +1,19 @@
-"""Remembers the ratios of an earlier run, so that a regression shows. Quick runs are compared with quick runs only."""
+"""Remembers the ratios of an earlier run, so that a regression shows. Quick runs are compared with quick runs only.
+
+CPU decides: a rate whose CPU stands beside it is not kept, nor is a percentile of waiting time. Both vary with the disk
+and with whatever else the machine does.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.harness import Row
 
+PERCENTILE = re.compile(r", p\d\d$")
 KEPT = Path(__file__).with_name("ratios.json")
 
 #: A ratio may get this much worse before it is called a regression: shared machines vary by as much.
@@ -26,9 +32,18 @@ def load(key: str, path: Path = KEPT) -> dict[str, float]:
 def save(key: str, rows: Iterable[Row], path: Path = KEPT) -> None:
     """Keep these rows' ratios; those of rows that did not run stay as they were."""
     kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    fresh = {row.name: float(f"{row.ratio:.4g}") for row in rows if row.ratio is not None}
+    rows = list(rows)
+    steady = steady_names(row.name for row in rows)
+    fresh = {row.name: float(f"{row.ratio:.4g}") for row in rows if row.ratio is not None and row.name in steady}
     kept[key] = {**kept.get(key, {}), **fresh}
     path.write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def steady_names(names: Iterable[str]) -> set[str]:
+    """Without rates that have a row for their CPU, and without percentiles."""
+    given = set(names)
+    decided_by_cpu = {name.partition(": CPU")[0] for name in given if ": CPU" in name}
+    return {name for name in given - decided_by_cpu if not PERCENTILE.search(name)}
 
 
 def regressed_from(row: Row, kept: dict[str, float]) -> float | None:

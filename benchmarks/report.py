@@ -1,4 +1,4 @@
-"""The faces of a run: a table for people, JSON lines for programs, Markdown for docs/benchmarks.md."""
+"""The forms of a run: a table for people, JSON lines for programs, Markdown for docs/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -34,11 +34,24 @@ def server() -> Iterator[dict[str, str]]:
     if "HEAPLINE_URL" in os.environ:
         yield {"heapline.url": os.environ["HEAPLINE_URL"]}  # and the key as the environment says
         return
-    command = [sys.executable, "-m", "heapline", "serve", "--data", "data", "--grpc-port", "0", "--http-port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "heapline",
+        "serve",
+        "--data",
+        "data",
+        "--port",
+        "0",
+        "--grpc-port",
+        "0",
+        "--http-port",
+        "0",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
-            port = re.search(r"gRPC on port (\d+)", process.stdout.readline())
+            port = re.search(r"Heapline on port (\d+)", process.stdout.readline())
             assert port is not None, "the server did not start"
             yield {
                 "heapline.url": f"localhost:{port[1]}",

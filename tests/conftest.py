@@ -1,5 +1,5 @@
 """How every test runs: which Hypothesis profile is in force, and which tests share a process. Fixtures live beside the
-tests that use them.
+tests that use them, except the one that tests of several packages share.
 
 "check" is the default: few examples, the same ones on every machine, so that a red run is red for everybody.
 "soak" looks for new ones: `make soak`, or `pytest --hypothesis-profile=soak` on any test.
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import faulthandler
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+from heapline import accelerator
 
 settings.register_profile(
     "check",
@@ -41,11 +44,22 @@ TOGETHER = ("tests/spark/", "tests/integration/test_wheel_install.py", "tests/ac
 EXIT_SECONDS = 180  # for a process to end after its last test
 
 
+@pytest.fixture(params=["on", "off"])
+def both_accelerators(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs a test with the functions in C, if they were built, and with their twins."""
+    if accelerator.native is None and request.param == "on":
+        pytest.skip(f"the accelerator is off ({accelerator.reason})")
+    accelerator.use(request.param == "on")
+    yield
+    accelerator.use(accelerator.native is not None)
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """End a process that hangs after its last test, and print the stacks of its threads. pytest-timeout covers tests
-    only."""
-    faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__)
+    only. A worker of a parallel run waits, rightly, for the others; xdist kills one that does not exit."""
+    if not hasattr(session.config, "workerinput"):
+        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 from benchmarks.drivers.window import PAYLOAD, Job, Outcome, Window, drive, priorities
-from heapline.client.transports.grpc import GrpcBroker
+from heapline.client.transports.native import NativeBroker
 from heapline.contract.message import Outgoing
 
 TOPIC = "bench"
@@ -17,7 +17,7 @@ async def work(job: Job, window: Window) -> Outcome:
     batches = itertools.cycle(
         [[Outgoing(PAYLOAD, priority) for priority in priorities(job.batch, seed)] for seed in range(8)]
     )
-    async with GrpcBroker(f"127.0.0.1:{job.port}", credential=credential) as hl:
+    async with NativeBroker(f"127.0.0.1:{job.port}", credential=credential) as hl:
         topic = job.options.get("topic", TOPIC)
         await hl.create_topic(topic)
 

@@ -35,10 +35,17 @@ async def work(job: Job, window: Window) -> Outcome:
     async with asyncpg.create_pool(**where, min_size=CONNECTIONS, max_size=CONNECTIONS) as pool:
         await pool.execute(TABLE)
 
-        async def turn() -> int:
+        async def enqueue() -> None:
             async with pool.acquire() as connection:
                 columns = ["topic", "priority", "payload"]
                 await connection.copy_records_to_table("items", records=next(batches), columns=columns)
+
+        stored = await pool.fetchval("SELECT count(*) FROM items")
+        for _ in range(stored, int(job.options.get("backlog", 0)), job.batch):
+            await enqueue()
+
+        async def turn() -> int:
+            await enqueue()
             async with pool.acquire() as connection:
                 leased = await connection.fetch(LEASE, "bench", job.batch)
             async with pool.acquire() as connection:

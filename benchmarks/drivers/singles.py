@@ -6,10 +6,9 @@ All coroutines take from one consumption. As many are enqueued as are taken, so 
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
-from typing import Any
 
 import heapline
+from benchmarks.drivers.sdk import broker_of
 from benchmarks.drivers.window import PAYLOAD, Job, Outcome, Window, drive, priorities
 
 
@@ -27,13 +26,6 @@ async def work(job: Job, window: Window) -> Outcome:
                 return 0
 
             return await window.measure(turn)
-
-
-def broker_of(job: Job) -> Any:
-    if "directory" in job.options:
-        return heapline.open(job.options["directory"])
-    api_key = Path(job.options["key_file"]).read_text().strip()
-    return heapline.connect(f"127.0.0.1:{job.port}", api_key=api_key)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ from __future__ import annotations
 from benchmarks.peers.awa import Awa
 from benchmarks.peers.beanstalkd import Beanstalkd
 from benchmarks.peers.celery import Celery, CeleryEverysec
+from benchmarks.peers.jetstream import JetStream
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.postgres import Postgres
 from benchmarks.peers.procrastinate import Procrastinate
+from benchmarks.peers.rabbitmq import RabbitMQ
 from benchmarks.peers.redis import Redis
 
 PEERS: dict[str, type[Peer]] = {
@@ -20,6 +22,8 @@ PEERS: dict[str, type[Peer]] = {
     "postgres": Postgres,
     "awa": Awa,
     "procrastinate": Procrastinate,
+    "rabbitmq": RabbitMQ,
+    "jetstream": JetStream,
 }
 #: Those that call a handler for each message.
 TASK_PEERS: dict[str, type[Peer]] = {

@@ -26,6 +26,11 @@ class Awa:
         self._python = install.venv(self._home, "awa-pg", "asyncpg", "uvloop")
 
     @property
+    def python(self) -> str:
+        """The interpreter that has its client, once installed."""
+        return str(self._python)
+
+    @property
     def version(self) -> str:
         return f"{install.package_versions(self._python, 'awa-pg')}; {self._server.version}"
 

@@ -24,7 +24,7 @@ class Beanstalkd:
 
     def install(self) -> None:
         found = shutil.which("beanstalkd")
-        self._program = found or str(install.debian(self._home, "beanstalkd", "usr/bin/beanstalkd").resolve())
+        self._program = found or str(install.debian(self._home, "usr/bin/beanstalkd", "beanstalkd").resolve())
 
     @property
     def version(self) -> str:

@@ -28,17 +28,18 @@ def venv(home: Path, *packages: str) -> Path:
     return python
 
 
-def debian(home: Path, package: str, program: str) -> Path:
-    """A program out of a Debian package, by its path inside; nothing is installed."""
-    found = home / "debian" / program
-    if not found.exists():
+def debian(home: Path, program: str, package: str, *needed: str) -> Path:
+    """A program out of a Debian package, by its path inside, which may be a pattern; nothing is installed."""
+    if not (found := next((home / "debian").glob(program), None)):
         if not (shutil.which("apt-get") and shutil.which("dpkg")):
             raise PeerMissing(f"{package} is not installed, and this is no Debian to fetch it from")
         home.mkdir(parents=True, exist_ok=True)
-        run(["apt-get", "download", package], f"apt-get cannot download {package}", cwd=home)
-        archive = max(home.glob(f"{package}_*.deb"), key=os.path.getmtime)
-        run(["dpkg", "-x", archive.name, "debian"], f"{archive.name} cannot be unpacked", cwd=home)
-    if not found.exists():
+        run(["apt-get", "download", package, *needed], f"apt-get cannot download {package}", cwd=home)
+        for name in (*needed, package):
+            archive = max(home.glob(f"{name}_*.deb"), key=os.path.getmtime)
+            run(["dpkg", "-x", archive.name, "debian"], f"{archive.name} cannot be unpacked", cwd=home)
+        found = next((home / "debian").glob(program), None)
+    if found is None:
         raise PeerMissing(f"Debian's {package} holds no {program}")
     return found
 

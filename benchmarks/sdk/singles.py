@@ -12,11 +12,11 @@ from pathlib import Path
 from benchmarks.drivers.window import Job, Outcome
 from benchmarks.engine import Figure, figure
 from benchmarks.rows import Step
-from benchmarks.sdk.targets import SINGLES, SINGLES_PER_S
+from benchmarks.sdk.targets import SINGLES, SINGLES_CLIENT_US, SINGLES_PER_S, SINGLES_SERVER_US
 from benchmarks.server.driving import drive, typical
 from benchmarks.server.lifecycle import job_of
 from benchmarks.server.spawned import Serving, heapline_server
-from benchmarks.server.targets import Bound
+from benchmarks.server.targets import Bound, judged
 
 WHAT = f"one message a call, {SINGLES} coroutines"
 
@@ -46,6 +46,11 @@ def figures(connected: Outcome, embedded: Outcome) -> Iterator[Figure]:
     yield figure(
         WHAT, connected.rate, "messages/s", embedded.rate, ratio, str(bound), bound.holds(connected.rate)
     )  # fmt: skip
-    yield figure(f"{WHAT}: CPU of the server", connected.server_us, "µs/message", None, None, None, None, "lower")
-    spent, least = connected.client_us, embedded.client_us
-    yield figure(f"{WHAT}: CPU of the client", spent, "µs/message", least, spent / least, None, None, "lower")
+    least = embedded.client_us
+    for side, spent, limit in (
+        ("server", connected.server_us, SINGLES_SERVER_US),
+        ("client", connected.client_us, SINGLES_CLIENT_US),
+    ):
+        bound = Bound("≤", limit, "µs")
+        name = f"{WHAT}: CPU of the {side}, next to all of the embedded broker's"
+        yield figure(name, spent, "µs/message", least, spent / least, *judged(bound, spent), "lower")

@@ -8,7 +8,8 @@ OF_THE_WIRE = 0.9
 
 #: Coroutines that enqueue, take and ack one message a call, and lifecycles a second.
 SINGLES = 256
-SINGLES_PER_S = 15_000
+SINGLES_PER_S = 35_000
+SINGLES_SERVER_US, SINGLES_CLIENT_US = 14.0, 12.0
 
 #: Tasks with an empty async handler: so many at once, so many a second, and how many times as fast as each peer.
 CONCURRENCY = 64
@@ -19,3 +20,11 @@ TASK_BATCHES = (100, 4)
 
 #: `import heapline`, of `import numpy`.
 IMPORT_OF_NUMPY = 3.0
+#: `heapline.open` up to the first enqueue, of `import numpy, msgspec`; and CPU seconds until processes are ready.
+OPEN_OF_NUMPY_AND_MSGSPEC = 1.5
+SERVE_CPU_S = 0.9
+WORKER_CPU_S = 0.5
+
+#: Messages a second through one `heapline worker`, and percent of a core of each process.
+TRICKLE_PER_S = 100
+TRICKLE_SERVER_PERCENT, TRICKLE_WORKER_PERCENT = 10.0, 5.0

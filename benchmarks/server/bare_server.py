@@ -1,69 +1,130 @@
-"""The least that a durable server on gRPC can do, to measure ours by: `python -m benchmarks.server.bare_server FILE`.
+"""The least that a durable server of frames can do, to measure ours by: `python -m benchmarks.server.bare_server FILE`.
 
-A call says how long its answer is to be, and brings bytes that are to be safe before it. They go into one file, all
-that wait together with one fdatasync in a thread. There is no queue, no guard and nothing to parse.
+A frame says how long its answer is to be, and brings bytes that are to be safe before it. They go into one file: a
+thread of its own writes all that wait together, with one fdatasync. There is no queue, no guard and nothing to parse.
+`FrameClient` is the client for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import queue
+import struct
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
-
-import grpc
 
 from benchmarks.drivers.window import run_loop
 
-METHOD = "/bare.Bare/Call"
-SIZE = 4  # bytes that tell the answer's length
+HEAD = struct.Struct("<III")  # bytes of the body, number of the request, bytes that its answer is to have
 ROOM = 64 << 20  # of the file, which has its blocks from the start and is written round and round
 
 
-class Bare:
+def frames(buffer: bytearray) -> Iterator[tuple[int, int, bytes]]:
+    """Take complete frames off the buffer: number, answer's length, body."""
+    at = 0
+    while len(buffer) - at >= HEAD.size:
+        length, number, answer = HEAD.unpack_from(buffer, at)
+        if len(buffer) - at - HEAD.size < length:
+            break
+        yield number, answer, bytes(buffer[at + HEAD.size : at + HEAD.size + length])
+        at += HEAD.size + length
+    del buffer[:at]
+
+
+class Committer:
+    """Makes what waits safe, with one write and one fdatasync, while more gathers."""
+
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT)
         os.pwrite(self._fd, bytes(ROOM), 0)
         os.fsync(self._fd)
         self._at = 0
-        self._pool = ThreadPoolExecutor(1)
-        self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
-        self._committing: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[tuple[bytes, Callable[[], None]]] = []
+        self._is_writing = False
+        self._units: queue.SimpleQueue[list[tuple[bytes, Callable[[], None]]]] = queue.SimpleQueue()
+        threading.Thread(target=self._write, daemon=True).start()
 
-    async def call(self, request: bytes, context: Any) -> bytes:
-        safe = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, safe))
-        if self._committing is None:
-            self._committing = asyncio.ensure_future(self._commit())
-        await safe
-        return bytes(int.from_bytes(request[:SIZE], "little"))
+    def add(self, data: bytes, done: Callable[[], None]) -> None:
+        self._waiting.append((data, done))
+        if not self._is_writing:
+            self._is_writing = True
+            self._loop.call_soon(self._next)
 
-    async def _commit(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            taken, self._waiting = self._waiting, []
-            await loop.run_in_executor(self._pool, self._write, b"".join(data for data, _ in taken))
-            for _, safe in taken:
-                if not safe.done():
-                    safe.set_result(None)
-        self._committing = None
+    def _next(self) -> None:
+        unit, self._waiting = self._waiting, []
+        self._is_writing = bool(unit)
+        if unit:
+            self._units.put(unit)
 
-    def _write(self, data: bytes) -> None:
-        if self._at + len(data) > ROOM:
-            self._at = 0
-        self._at += os.pwrite(self._fd, data, self._at)
-        os.fdatasync(self._fd)
+    def _write(self) -> None:
+        while True:
+            unit = self._units.get()
+            data = b"".join(data for data, _ in unit)
+            if self._at + len(data) > ROOM:
+                self._at = 0
+            self._at += os.pwrite(self._fd, data, self._at)
+            os.fdatasync(self._fd)
+            self._loop.call_soon_threadsafe(self._answer, unit)
+
+    def _answer(self, unit: list[tuple[bytes, Callable[[], None]]]) -> None:
+        for _, done in unit:
+            done()
+        self._next()
+
+
+class FrameServer(asyncio.Protocol):
+    def __init__(self, committer: Committer) -> None:
+        self._committer, self._buffer = committer, bytearray()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        for number, answer, body in frames(self._buffer):
+            response = HEAD.pack(answer, number, 0) + bytes(answer)
+            self._committer.add(body, lambda response=response: self._transport.write(response))  # type: ignore[misc]
+
+
+class FrameClient(asyncio.Protocol):
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._calls: dict[int, asyncio.Future[None]] = {}
+        self._number = 0
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        for number, _, _ in frames(self._buffer):
+            self._calls.pop(number).set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for call in self._calls.values():
+            call.set_exception(error or ConnectionError("the bare server closed the connection"))
+
+    async def call(self, body: bytes, answer: int) -> None:
+        self._number += 1
+        call = self._calls[self._number] = asyncio.get_running_loop().create_future()
+        self._transport.write(HEAD.pack(len(body), self._number, answer) + body)
+        await call
+
+
+async def connected(port: int) -> FrameClient:
+    _, client = await asyncio.get_running_loop().create_connection(FrameClient, "127.0.0.1", port)
+    return client
 
 
 async def serve(path: str) -> None:
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
-    handler = grpc.unary_unary_rpc_method_handler(Bare(path).call)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare.Bare", {"Call": handler}),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    print(f"serving on port {port}", flush=True)
-    await server.wait_for_termination()
+    committer = Committer(path)
+    server = await asyncio.get_running_loop().create_server(lambda: FrameServer(committer), "127.0.0.1", 0)
+    print(f"serving on port {server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
 
 
 if __name__ == "__main__":

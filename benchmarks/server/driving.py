@@ -31,8 +31,8 @@ def drive(name: str, job: Job, python: str | Path = sys.executable) -> Outcome:
     except subprocess.TimeoutExpired:
         raise DriverFailed(f"the driver of {name} did not end") from None
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        raise DriverFailed(f"the driver of {name} failed: {said[-1]}")
+        said = [line for line in done.stderr.splitlines() if line.strip(" +-|")] or ["it said nothing"]
+        raise DriverFailed(f"the driver of {name} failed: {said[-1].strip(' |')}")
     outcome = Outcome(**json.loads(done.stdout.strip().splitlines()[-1]))
     if not outcome.messages:
         raise DriverFailed(f"the driver of {name} got no message through in {job.seconds:g} s")

@@ -15,11 +15,10 @@ from benchmarks.drivers.proc import cpu_seconds
 from benchmarks.drivers.window import PAYLOAD, run_loop
 from benchmarks.engine import Figure, figure
 from benchmarks.rows import Step
-from benchmarks.server.latency import requests
 from benchmarks.server.spawned import Serving, heapline_server
 from benchmarks.server.targets import IDLE_CORE_PERCENT, IDLE_STREAMS, Bound
 from heapline.cli.auth import open_auth
-from heapline.client.transports.grpc import GrpcBroker
+from heapline.client.transports.native import NativeBroker
 from heapline.contract.message import Outgoing
 
 #: A server may limit the streams of one key; a thousand consumers are some services with a key each.
@@ -31,10 +30,10 @@ ALL_SERVED_S = 60.0
 def run(quick: bool, directory: Path) -> Iterator[Figure | Step]:
     seconds = 10.0 if quick else 30.0  # whole rounds of what a stream does every ten seconds
     with heapline_server(directory / "ours") as server:
-        yield Step(f"{IDLE_STREAMS} idle streams", 0, 1)
+        yield Step(f"{IDLE_STREAMS} idle pops", 0, 1)
         empty, busy = run_loop(core_percents(server, seconds))
     bound = Bound("<", IDLE_CORE_PERCENT, "%")
-    what = f"idle, {IDLE_STREAMS} open pop streams: CPU of the server"
+    what = f"idle, {IDLE_STREAMS} waiting pops: CPU of the server"
     yield figure(what, busy, "% of a core", empty, None, f"{bound} of a core", bound.holds(busy), "lower")
 
 
@@ -45,31 +44,28 @@ async def core_percents(server: Serving, seconds: float) -> tuple[float, float]:
         auth.keys.create(f"consumer {n}", ["*:consume"])[1].reveal() for n in range(IDLE_STREAMS // STREAMS_PER_KEY)
     ]
     async with contextlib.AsyncExitStack() as stack:
-        admin = await stack.enter_async_context(GrpcBroker(server.target, credential=server.credential()))
+        admin = await stack.enter_async_context(NativeBroker(server.target, credential=server.credential()))
         await admin.create_topic("quiet")
         await asyncio.sleep(SETTLE_S)
         empty = await core_percent(server.pid, seconds / 2)
         async with asyncio.TaskGroup() as streams:
             waiting = []
             for key in keys:
-                consumer = await stack.enter_async_context(GrpcBroker(server.target, credential=key))
+                consumer = await stack.enter_async_context(NativeBroker(server.target, credential=key))
                 waiting += [streams.create_task(wait_for_one(consumer)) for _ in range(STREAMS_PER_KEY)]
             await asyncio.sleep(SETTLE_S)
             busy = await core_percent(server.pid, seconds)
             if any(stream.done() for stream in waiting):
-                raise RuntimeError("an idle stream did not wait")
+                raise RuntimeError("an idle pop did not wait")
             await admin.enqueue_batch("quiet", [Outgoing(PAYLOAD)] * len(waiting))
             async with asyncio.timeout(ALL_SERVED_S):
                 await asyncio.wait(waiting)
     return empty, busy
 
 
-async def wait_for_one(hl: GrpcBroker) -> None:
-    answers = hl.calls.stream("PopStream", requests("quiet", asyncio.Queue(), first=1))
-    async with contextlib.aclosing(answers):
-        async for _ in answers:
-            return
-    raise RuntimeError("an idle stream ended")
+async def wait_for_one(hl: NativeBroker) -> None:
+    if not await hl.pop("quiet", wait=3600.0):
+        raise RuntimeError("an idle pop ended")
 
 
 async def core_percent(pid: int, seconds: float) -> float:

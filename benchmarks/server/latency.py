@@ -1,13 +1,13 @@
 """How soon one message is answered, and how soon it reaches a consumer that waits, at 500 single enqueues a second.
 
-The disk is the yardstick: raw fsyncs are timed before and after each round, on the same disk, while our servers rest.
-A bare gRPC server gets the same load in turns: what it takes on a busy machine, no queue behind gRPC could save.
+Raw fsyncs are timed before and after each round, on the same disk, while the servers rest. A bare frame server, which
+commits in the same way, and the gRPC port of our own server get the same load in turns.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -19,21 +19,22 @@ from benchmarks.drivers.proc import cpu_seconds
 from benchmarks.drivers.window import PAYLOAD, run_loop
 from benchmarks.engine import Figure, figure
 from benchmarks.rows import Step
-from benchmarks.server.bare_server import METHOD, SIZE
+from benchmarks.server.bare_server import connected
 from benchmarks.server.fsyncs import fsync_ms
 from benchmarks.server.schedule import open_loop, percentile, poisson
 from benchmarks.server.spawned import Serving, bare_server, heapline_server
-from benchmarks.server.targets import OPEN_LOOP_PER_S, Bound, answer_bounds, delivery_bounds
-from heapline.client.transports.grpc import GrpcBroker
-from heapline.client.transports.transport import PopStream
+from benchmarks.server.targets import OF_BARE, OF_GRPC, OPEN_LOOP_PER_S, Bound, answer_bounds, delivery_bounds, judged
+from heapline.client.transports.native import NativeBroker
 from heapline.contract.columns import unpack
 from heapline.contract.leases import Pop
 from heapline.contract.message import LeaseRef
+from heapline.wire.descriptors import METHODS, pb
 
 Bounds = Mapping[int, Bound | None]
 CREDITS = 1000
 DELIVERED_S = 30.0
 NUMBER = 8  # bytes of the payload that tell which message it is
+KINDS = ("answered", "bare", "grpc", "delivered")
 
 
 @dataclass
@@ -43,9 +44,10 @@ class Samples:
     fsyncs: list[float] = field(default_factory=list)
     answered: list[float] = field(default_factory=list)
     bare: list[float] = field(default_factory=list)
+    grpc: list[float] = field(default_factory=list)
     delivered: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
-    cpu: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("answered", "bare", "delivered"), 0.0))
+    cpu: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
 
     def take(self, kind: str, server: Serving, work: Coroutine[Any, Any, list[float]]) -> None:
         """Run a round, and add what it measured and what the server spent."""
@@ -64,13 +66,15 @@ def run(quick: bool, directory: Path) -> Iterator[Figure | Step]:
     seen = Samples()
     with heapline_server(directory / "ours") as ours, bare_server(directory / "bare") as bare:
         for number in range(rounds):
-            yield Step("open loop", 3 * number, 3 * rounds)
+            yield Step("open loop", 4 * number, 4 * rounds)
             seen.fsyncs += fsync_ms(directory)
             due = poisson(OPEN_LOOP_PER_S, seconds, seed=number)
             seen.take("answered", ours, answer_times(ours, due, seen.late))
-            yield Step("open loop, bare gRPC", 3 * number + 1, 3 * rounds)
+            yield Step("open loop, bare frames", 4 * number + 1, 4 * rounds)
             seen.take("bare", bare, bare_answer_times(bare, due))
-            yield Step("open loop, a consumer waiting", 3 * number + 2, 3 * rounds)
+            yield Step("open loop, gRPC", 4 * number + 2, 4 * rounds)
+            seen.take("grpc", ours, grpc_answer_times(ours, due))
+            yield Step("open loop, a consumer waiting", 4 * number + 3, 4 * rounds)
             seen.take("delivered", ours, delivery_times(ours, due))
             seen.fsyncs += fsync_ms(directory)
     yield from all_figures(seen)
@@ -82,28 +86,37 @@ def all_figures(seen: Samples) -> Iterator[Figure]:
         ms = percentile(seen.fsyncs, percent)
         yield figure(f"raw fdatasync of 4 KiB, p{percent}", ms, "ms", None, None, None, None, "lower")
     what = f"{OPEN_LOOP_PER_S} enqueues/s"
-    yield from figures(f"{what}: answered", seen.answered, raw, answer_bounds(raw))
-    yield from figures(f"{what}: answered by bare gRPC with fsync", seen.bare, raw, {50: None, 99: None})
-    yield from figures(f"{what}, a consumer waiting: delivered", seen.delivered, raw, delivery_bounds(raw))
-    floor = seen.cpu_us("bare")
-    for how, kind in (("", "answered"), (", a consumer waiting", "delivered")):
-        spent = seen.cpu_us(kind)
-        name = f"{what}{how}: CPU of the server, next to bare gRPC answering"
-        yield figure(name, spent, "µs/message", floor, spent / floor, None, None, "lower")
-    yield from figures(f"{what}: started late by the client itself", seen.late, raw, {50: None, 99: None})
+    unbounded: Bounds = {50: None, 99: None}
+    bare = f"{what}: answered by bare frames with fsync"
+    yield from figures(f"{what}: answered", seen.answered, seen.bare, answer_bounds(percentile(seen.bare, 50) * 1e3))
+    yield from figures(bare, seen.bare, None, unbounded)
+    yield from figures(f"{what}: answered over gRPC", seen.grpc, seen.bare, unbounded)
+    yield from figures(f"{what}, a consumer waiting: delivered", seen.delivered, seen.bare, delivery_bounds(raw))
+    yield from figures(f"{what}: started late by the client itself", seen.late, None, unbounded)
+    for how, kind, other, baseline, limit in (
+        ("", "answered", "bare frames", "bare", OF_BARE),
+        ("", "answered", "gRPC", "grpc", OF_GRPC),
+        (", a consumer waiting", "delivered", "bare frames answering", "bare", None),
+    ):
+        spent, floor = seen.cpu_us(kind), seen.cpu_us(baseline)
+        bound = None if limit is None else Bound("≤", limit, "×")
+        name = f"{what}{how}: CPU of the server, next to {other}"
+        yield figure(name, spent, "µs/message", floor, spent / floor, *judged(bound, spent / floor), "lower")
 
 
-def figures(what: str, seconds: list[float], raw_ms: float, bounds: Bounds) -> Iterator[Figure]:
+def figures(what: str, seconds: list[float], floor: list[float] | None, bounds: Bounds) -> Iterator[Figure]:
+    """Percentiles, next to the same ones of the bare server."""
     for percent, bound in bounds.items():
         ms = percentile(seconds, percent) * 1e3
-        target, met = (None, None) if bound is None else (str(bound), bound.holds(ms))
-        yield figure(f"{what}, p{percent}", ms, "ms", raw_ms, ms / raw_ms, target, met, "lower")
+        least = None if floor is None else percentile(floor, percent) * 1e3
+        ratio = None if least is None else ms / least
+        yield figure(f"{what}, p{percent}", ms, "ms", least, ratio, *judged(bound, ms), "lower")
 
 
 async def answer_times(server: Serving, due: list[float], late: list[float]) -> list[float]:
     """Seconds from when each enqueue was due to its answer; `late` gets what of them was the client's own doing."""
     times: list[float] = []
-    async with GrpcBroker(server.target, credential=server.credential()) as hl:
+    async with NativeBroker(server.target, credential=server.credential()) as hl:
         await hl.create_topic("answers")
         await hl.enqueue("answers", PAYLOAD)
 
@@ -117,12 +130,27 @@ async def answer_times(server: Serving, due: list[float], late: list[float]) -> 
 
 async def bare_answer_times(server: Serving, due: list[float]) -> list[float]:
     times: list[float] = []
-    async with grpc.aio.insecure_channel(server.target) as channel:
-        enqueue = channel.unary_unary(METHOD)
-        await enqueue(bytes(SIZE))
+    client = await connected(server.port)
+
+    async def call(number: int, due_at: float) -> None:
+        await client.call(PAYLOAD, NUMBER)
+        times.append(perf_counter() - due_at)
+
+    await open_loop(due, call)
+    return times
+
+
+async def grpc_answer_times(server: Serving, due: list[float]) -> list[float]:
+    """The topic of `answer_times`, by unary calls."""
+    times: list[float] = []
+    metadata = (("authorization", f"Bearer {server.credential()}"),)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        enqueue = channel.unary_unary(METHODS["Enqueue"].path)
+        request = pb.EnqueueRequest(topic="answers", payload=PAYLOAD).SerializeToString()
+        await enqueue(request, metadata=metadata)
 
         async def call(number: int, due_at: float) -> None:
-            await enqueue(NUMBER.to_bytes(SIZE, "little") + PAYLOAD)
+            await enqueue(request, metadata=metadata)
             times.append(perf_counter() - due_at)
 
         await open_loop(due, call)
@@ -130,19 +158,18 @@ async def bare_answer_times(server: Serving, due: list[float]) -> list[float]:
 
 
 async def delivery_times(server: Serving, due: list[float]) -> list[float]:
-    """Seconds from when each enqueue was due to its arrival at a consumer with an open PopStream. The consumer acks
+    """Seconds from when each enqueue was due to its arrival at a consumer whose pop waits. The consumer acks
     what it got since its last ack, one call at a time."""
     due_at: dict[int, float] = {}
     arrived: dict[int, float] = {}
     held: list[LeaseRef] = []
     some_held, everything = asyncio.Event(), asyncio.Event()
-    async with GrpcBroker(server.target, credential=server.credential()) as hl, asyncio.TaskGroup() as tasks:
+    async with NativeBroker(server.target, credential=server.credential()) as hl, asyncio.TaskGroup() as tasks:
         await hl.create_topic("deliveries")
 
         async def consume() -> None:
-            credits: asyncio.Queue[int] = asyncio.Queue()
-            credits.put_nowait(CREDITS)
-            async for leased in hl.stream(PopStream(Pop("deliveries"), given(credits))):
+            while True:
+                leased = await hl.do(Pop("deliveries", CREDITS, wait=60.0))
                 now, messages = perf_counter(), leased.messages
                 if messages is None:
                     continue
@@ -151,7 +178,6 @@ async def delivery_times(server: Serving, due: list[float]) -> list[float]:
                 pairs = zip(unpack(messages.ids), unpack(messages.tokens), strict=True)
                 held.extend(LeaseRef(leased.topic, id, token) for id, token in pairs)
                 some_held.set()
-                credits.put_nowait(len(messages))
                 if len(arrived) == len(due):
                     everything.set()
 
@@ -174,9 +200,3 @@ async def delivery_times(server: Serving, due: list[float]) -> list[float]:
         if held:
             await hl.ack(held)
     return [arrived[number] - when for number, when in due_at.items()]
-
-
-async def given(credits: asyncio.Queue[int]) -> AsyncIterator[int]:
-    """The credits of a consumer, as they are put into the queue."""
-    while True:
-        yield await credits.get()

@@ -1,8 +1,8 @@
 """Messages a second through one server process and one client process, and the CPU that each side spends on one.
 
-The baseline is a bare gRPC server that makes as many bytes safe and knows no queue: the floor, on this machine, at this
-moment. Every shape runs in several short rounds that take turns, so that a busy machine disturbs all alike; the
-middling round counts.
+Through the SDK, numbered, on one partition. The baseline is a bare frame server that makes as many bytes safe and knows
+no queue: the floor, on this machine, at this moment. Every shape runs in several short rounds that take turns, so that
+a busy machine disturbs all alike; the middling round counts.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.drivers.sdk import has_lazy_batches
 from benchmarks.drivers.window import Job, Outcome
 from benchmarks.engine import Figure, figure
 from benchmarks.rows import Step
 from benchmarks.server.driving import drive, typical
 from benchmarks.server.spawned import Serving, bare_server, heapline_server
-from benchmarks.server.targets import ENQUEUE_PER_S, LIFECYCLE_PER_S, Bound
+from benchmarks.server.targets import LOADS, Bound, judged
 
 Shape = tuple[int, int]
-KINDS: dict[str, dict[Shape, int]] = {"lifecycle": LIFECYCLE_PER_S, "enqueue": ENQUEUE_PER_S}
 
 
 def run(quick: bool, directory: Path) -> Iterator[Figure | Step]:
     rounds, seconds = (1, 1.5) if quick else (5, 3.0)
-    shapes = [(kind, shape) for kind, shapes in KINDS.items() for shape in shapes]
+    shapes = [(kind, (size, flight)) for kind, size, flight in LOADS if kind != "lazy" or has_lazy_batches()]
     ours: dict[tuple[str, Shape], list[Outcome]] = {each: [] for each in shapes}
     floor: dict[tuple[str, Shape], list[Outcome]] = {each: [] for each in shapes}
     with heapline_server(directory / "ours") as server, bare_server(directory / "bare") as bare:
         for number in range(rounds):
             for at, (kind, shape) in enumerate(shapes):
                 yield Step(f"{kind} {name_of(shape)}", number * len(shapes) + at, rounds * len(shapes))
-                ours[kind, shape].append(drive("ours", job_of(server, kind, shape, seconds)))
+                ours[kind, shape].append(drive("sdk", job_of(server, kind, shape, seconds)))
                 floor[kind, shape].append(drive("bare", job_of(bare, kind, shape, seconds)))
     for kind, shape in shapes:
         yield from figures(kind, shape, typical(ours[kind, shape]), typical(floor[kind, shape]))
@@ -51,13 +51,10 @@ def name_of(shape: Shape) -> str:
 
 def figures(kind: str, shape: Shape, ours: Outcome, floor: Outcome) -> Iterator[Figure]:
     what = f"{kind}, {name_of(shape)}"
-    bound = Bound("≥", KINDS[kind][shape], "messages/s")
-    yield figure(
-        what, ours.rate, "messages/s", floor.rate, ours.rate / floor.rate, str(bound), bound.holds(ours.rate)
-    )  # fmt: skip
-    for side, spent, least in (
-        ("server", ours.server_us, floor.server_us),
-        ("client", ours.client_us, floor.client_us),
-    ):
-        name = f"{what}: CPU of the {side}"
-        yield figure(name, spent, "µs/message", least, spent / least, None, None, "lower")
+    goal = LOADS[kind, *shape]
+    bound = Bound("≥", goal.rate, "messages/s")
+    yield figure(what, ours.rate, "messages/s", floor.rate, ours.rate / floor.rate, *judged(bound, ours.rate))
+    for side in ("server_us", "client_us"):
+        spent, least, bound = getattr(ours, side), getattr(floor, side), Bound("≤", getattr(goal, side), "µs")
+        name = f"{what}: CPU of the {side.removesuffix('_us')}"
+        yield figure(name, spent, "µs/message", least, spent / least, *judged(bound, spent), "lower")

@@ -12,7 +12,7 @@ from benchmarks.engine import Figure, figure
 from benchmarks.rows import Step
 from benchmarks.server.spawned import Serving, heapline_server
 from benchmarks.server.targets import WAITING_MB, WAITING_MESSAGES, Bound
-from heapline.client.transports.grpc import GrpcBroker
+from heapline.client.transports.native import NativeBroker
 from heapline.contract.message import Outgoing
 
 BATCH, IN_FLIGHT = 1000, 4
@@ -40,7 +40,7 @@ def run(quick: bool, directory: Path) -> Iterator[Figure | Step]:
 
 
 async def peak_while_filling(server: Serving, count: int) -> float:
-    async with GrpcBroker(server.target, credential=server.credential()) as hl:
+    async with NativeBroker(server.target, credential=server.credential()) as hl:
         await hl.create_topic("waiting")
         numbers = iter(range(count // BATCH))
         batches = [[Outgoing(PAYLOAD, priority) for priority in priorities(BATCH, seed)] for seed in range(8)]
@@ -59,7 +59,7 @@ async def peak_while_filling(server: Serving, count: int) -> float:
 
 
 async def settled_mb(server: Serving, count: int) -> float:
-    async with GrpcBroker(server.target, credential=server.credential()) as hl:
+    async with NativeBroker(server.target, credential=server.credential()) as hl:
         if (waiting := (await hl.stats("waiting")).ready) != count:
             raise RuntimeError(f"{waiting} messages wait instead of {count}")
     await asyncio.sleep(SETTLE_S)

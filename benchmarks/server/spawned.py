@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 START_S = 60.0
+PORTS = re.compile(r"serving: Heapline on port (\d+), gRPC on port (\d+), HTTP on port (\d+)")
 STOP_S = 20.0
 T = TypeVar("T")
 
@@ -25,6 +26,8 @@ class Serving:
     pid: int
     port: int
     directory: Path
+    grpc_port: int = 0
+    http_port: int = 0
 
     @property
     def target(self) -> str:
@@ -42,12 +45,13 @@ class Serving:
 def heapline_server(directory: Path) -> Iterator[Serving]:
     """`heapline serve` on an empty directory, guarded by its keys as it is for users."""
     directory.mkdir(parents=True, exist_ok=True)
-    ports = ["--grpc-port", "0", "--http-port", "0"]
+    ports = ["--port", "0", "--grpc-port", "0", "--http-port", "0"]
     command = [sys.executable, "-m", "heapline", "serve", "--data", str(directory), *ports]
     said = directory.with_suffix(".log")
     with said.open("w") as log, child(command, log) as process:
-        found = wait_for(process, said, lambda: re.search(r"serving: gRPC on port (\d+)", said.read_text()))
-        yield Serving(process.pid, int(found.group(1)), directory)
+        found = wait_for(process, said, lambda: PORTS.search(said.read_text()))
+        port, grpc_port, http_port = map(int, found.groups())
+        yield Serving(process.pid, port, directory, grpc_port, http_port)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""One group reading a backlog over gRPC, from a real `heapline serve` process, by `heapline.connect` in this one.
+"""One group reading a backlog over the native protocol: `heapline.connect` here, `heapline serve` in another process.
 
 Next to the same group, on the same data, in one process with the broker: what the wire costs. Each row is delivered,
 looked at and acked; the group is at the end when the clock stops.
@@ -25,7 +25,7 @@ def run(quick: bool, directory: Path, scale: float) -> Iterator[Figure]:
     with heapline_server(path) as server:
         batches, messages = uvloop.run(connected(server, count))
     for what, spent, target in (("batches=True", batches, 100_000), ("as messages", messages, None)):
-        name, rate = f"a group reads {count:,} over gRPC, {what}", spent.rate
+        name, rate = f"a group reads {count:,} over native, {what}", spent.rate
         yield figure(
             f"{name}, next to embedded", rate, "messages/s", embedded.rate, rate / embedded.rate,
             "≥ 100 k/s" if target else None, rate >= target if target else None,

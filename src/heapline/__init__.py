@@ -14,6 +14,7 @@ Each name is imported when it is first used, so `import heapline` costs almost n
 TYPE_CHECKING = False  # type checkers take it for True; typing itself would be half of what is loaded here
 if TYPE_CHECKING:
     from heapline import outbox as outbox
+    from heapline.client.batch_consumer import consume_batches
     from heapline.client.connect import connect, connect_from_env, connect_sync
     from heapline.client.consumer import consume
     from heapline.client.target import ClientTls
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
         UnknownPart,
         Unsupported,
     )  # fmt: skip
+    from heapline.contract.leased_batch import LeasedBatch
     from heapline.contract.message import (
         BatchInfo,
         DepthBucket,
@@ -102,20 +104,22 @@ __all__ = [
     "BrokerConfig", "Bury", "ClientTls", "Closed", "ConfirmationNeeded", "ConflictError", "CorruptionError",
     "DeadlineExceeded", "DeliveryLost", "DepthBucket", "DirectoryLocked", "DlqFilter", "DueBucket", "Enqueued",
     "GroupConfig", "GroupDeadLetter", "GroupExists", "GroupInfo", "GroupNotFound", "GroupOffset", "HeaplineError",
-    "IdempotencyConflict", "JournalCorrupt", "LatencyHistogram", "LeaseLost", "LeaseRef", "LogEvent", "LogFrame",
-    "MemberReplaced", "Message", "MessageInfo", "MessageLeased", "MessageNotFound", "Outgoing", "PartitionStats",
-    "PayloadTooLarge", "PermissionDenied", "Producer", "RateLimited", "RecordCorrupt", "ReplayExists", "ReplayFilter",
-    "ReplayInfo", "ReplayNotFound", "RequestError", "ResourceExhausted", "Retry", "Schedule", "ScheduleInfo",
-    "ScheduleNotFound", "SinkInfo", "SnapshotCorrupt", "SpineStats", "StaleEpoch", "StaleSequence", "StorageFull",
-    "StreamBatch", "StreamMessage", "TopicConfig", "TopicExists", "TopicInfo", "TopicNotFound", "TopicReloading",
-    "TopicStats", "Unauthenticated", "UnavailableError", "UnknownFormat", "UnknownPart", "Unsupported", "aging",
-    "connect", "connect_from_env", "connect_sync", "consume", "open", "open_sync",
+    "IdempotencyConflict", "JournalCorrupt", "LatencyHistogram", "LeaseLost", "LeaseRef", "LeasedBatch", "LogEvent",
+    "LogFrame", "MemberReplaced", "Message", "MessageInfo", "MessageLeased", "MessageNotFound", "Outgoing",
+    "PartitionStats", "PayloadTooLarge", "PermissionDenied", "Producer", "RateLimited", "RecordCorrupt",
+    "ReplayExists", "ReplayFilter", "ReplayInfo", "ReplayNotFound", "RequestError", "ResourceExhausted", "Retry",
+    "Schedule", "ScheduleInfo", "ScheduleNotFound", "SinkInfo", "SnapshotCorrupt", "SpineStats", "StaleEpoch",
+    "StaleSequence", "StorageFull", "StreamBatch", "StreamMessage", "TopicConfig", "TopicExists", "TopicInfo",
+    "TopicNotFound", "TopicReloading", "TopicStats", "Unauthenticated", "UnavailableError", "UnknownFormat",
+    "UnknownPart", "Unsupported", "aging",
+    "connect", "connect_from_env", "connect_sync", "consume", "consume_batches", "open", "open_sync",
 ]  # fmt: skip
 
 #: The module that defines each public name.
 _HOMES = {
     "heapline.contract.broker": ("Broker",),
     "heapline.client.connect": ("connect", "connect_from_env", "connect_sync"),
+    "heapline.client.batch_consumer": ("consume_batches",),
     "heapline.client.consumer": ("consume",),
     "heapline.client.target": ("ClientTls",),
     "heapline.client.tasks": ("App", "Bury", "Retry"),
@@ -130,6 +134,7 @@ _HOMES = {
         "StaleSequence", "StorageFull", "TopicExists", "TopicNotFound", "TopicReloading", "Unauthenticated",
         "UnavailableError", "UnknownFormat", "UnknownPart", "Unsupported",
     ),
+    "heapline.contract.leased_batch": ("LeasedBatch",),
     "heapline.contract.message": (
         "BatchInfo", "DepthBucket", "DlqFilter", "DueBucket", "Enqueued", "LatencyHistogram", "LeaseRef", "LogEvent",
         "LogFrame", "Message", "MessageInfo", "Outgoing", "PartitionStats", "SinkInfo", "SpineStats", "TopicInfo",

@@ -14,7 +14,7 @@ class Log:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
 
-    def _write(self, level: int, event: str, facts: dict[str, Any], trace: bool = False) -> None:
+    def _write(self, level: int, event: str, facts: dict[str, Any], trace: bool | BaseException = False) -> None:
         if self._logger.isEnabledFor(level):
             shown = " ".join(f"{name}={value!r}" for name, value in facts.items())
             self._logger.log(level, "%s %s", event, shown, extra={"event": event, "facts": facts}, exc_info=trace)
@@ -28,5 +28,6 @@ class Log:
     def error(self, event: str, **facts: Any) -> None:
         self._write(logging.ERROR, event, facts)
 
-    def exception(self, event: str, **facts: Any) -> None:
-        self._write(logging.ERROR, event, facts, trace=True)
+    def exception(self, event: str, error: BaseException | None = None, /, **facts: Any) -> None:
+        """Log with the traceback of an exception: the one being handled, if none is given."""
+        self._write(logging.ERROR, event, facts, trace=True if error is None else error)

@@ -67,11 +67,11 @@ def blocks_of(text: str, line: int = 1) -> list[Block]:
 
 @dataclass(frozen=True)
 class Ports:
-    grpc: int
+    native: int
     http: int
 
     def put_into(self, text: str) -> str:
-        return text.replace(":7400", f":{self.grpc}").replace(":7480", f":{self.http}")
+        return text.replace(":7400", f":{self.native}").replace(":7480", f":{self.http}")
 
 
 class Reader:
@@ -183,7 +183,7 @@ def fits(shown: str, said: str) -> bool:
 def _settings(ports: Ports) -> dict[str, str]:
     return {
         "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1", "COLUMNS": "120",
-        "HEAPLINE_URL": f"localhost:{ports.grpc}",
-        "HEAPLINE_GRPC_PORT": str(ports.grpc), "HEAPLINE_HTTP_PORT": str(ports.http),
+        "HEAPLINE_URL": f"localhost:{ports.native}",
+        "HEAPLINE_PORT": str(ports.native), "HEAPLINE_GRPC_PORT": "0", "HEAPLINE_HTTP_PORT": str(ports.http),
         "HEAPLINE_BROKER": '{"spare_segment_bytes": 0}',
     }  # fmt: skip

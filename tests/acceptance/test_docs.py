@@ -78,11 +78,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         **os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1",
         "HEAPLINE_BROKER": '{"spare_segment_bytes": 0}',
     }  # fmt: skip
-    command = [sys.executable, "-m", "heapline", "serve", "--data", "data", "--grpc-port", "0", "--http-port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "heapline",
+        "serve",
+        "--data",
+        "data",
+        "--port",
+        "0",
+        "--grpc-port",
+        "0",
+        "--http-port",
+        "0",
+    ]
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=log)
     assert process.stdout is not None
-    told = re.search(rb"gRPC on port (\d+), HTTP on port (\d+)", process.stdout.readline())
+    told = re.search(rb"Heapline on port (\d+), gRPC on port \d+, HTTP on port (\d+)", process.stdout.readline())
     assert told, (directory / "log").read_text()
     yield Server(directory / "data", Ports(int(told[1]), int(told[2])))
     process.kill()
@@ -99,7 +112,7 @@ def emptied(server: Server) -> None:
     """A walk begins with a server that holds nothing."""
 
     async def delete_all() -> None:
-        async with heapline.connect(f"localhost:{server.ports.grpc}") as hl:
+        async with heapline.connect(f"localhost:{server.ports.native}") as hl:
             for info in await hl.list_topics():
                 await hl.delete_topic(info.name)
 

@@ -61,12 +61,13 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "file"
 
 
-@pytest.mark.parametrize("flag", ["--grpc-port", "--http-port"])
+@pytest.mark.parametrize("flag", ["--port", "--grpc-port", "--http-port"])
 def test_port_in_use_names_the_port_and_its_option(tmp_path: Path, flag: str) -> None:
-    other = "--http-port" if flag == "--grpc-port" else "--grpc-port"
+    ports = {"--port": 0, "--grpc-port": 0, "--http-port": 0}
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        said = failed("serve", "--data", tmp_path / "data", flag, port, other, 0, home=tmp_path)
+        ports[flag] = port = taken.getsockname()[1]
+        flags = [part for pair in ports.items() for part in pair]
+        said = failed("serve", "--data", tmp_path / "data", *flags, home=tmp_path)
     assert f"cannot listen on 127.0.0.1 port {port}" in said
     assert f"choose another port with {flag}" in said
     assert not (tmp_path / "data").exists(), "nothing was created"
@@ -74,13 +75,15 @@ def test_port_in_use_names_the_port_and_its_option(tmp_path: Path, flag: str) ->
 
 def test_address_of_another_machine_names_host(tmp_path: Path) -> None:
     host = ("--host", "192.0.2.1", "--plaintext")
-    said = failed("serve", "--data", tmp_path / "data", *host, "--grpc-port", 0, "--http-port", 0, home=tmp_path)
+    said = failed(
+        "serve", "--data", tmp_path / "data", *host, "--port", 0, "--grpc-port", 0, "--http-port", 0, home=tmp_path
+    )
     assert "cannot listen on 192.0.2.1" in said
     assert "--host" in said
 
 
 def test_directory_in_use_is_named(server: Process, tmp_path: Path) -> None:
-    said = failed("serve", "--data", data_of(server), "--grpc-port", 0, "--http-port", 0, home=tmp_path)
+    said = failed("serve", "--data", data_of(server), "--port", 0, "--grpc-port", 0, "--http-port", 0, home=tmp_path)
     assert said.startswith("DirectoryLocked: ")
     assert "heapline serve" in said
 
@@ -88,7 +91,7 @@ def test_directory_in_use_is_named(server: Process, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["serve", "--grpc-port", "0", "--http-port", "0", "--data"],
+        ["serve", "--port", "0", "--grpc-port", "0", "--http-port", "0", "--data"],
         ["keys", "list", "--data"],
         ["journal", "verify"],
         ["journal", "repair"],
@@ -111,7 +114,7 @@ def test_file_in_place_of_a_directory_is_named(command: list[str], below: bool, 
 @pytest.mark.parametrize(
     "command",
     [
-        ["serve", "--grpc-port", "0", "--http-port", "0", "--data"],
+        ["serve", "--port", "0", "--grpc-port", "0", "--http-port", "0", "--data"],
         ["demo", "--messages", "100", "--dir"],
         ["certs", "dev"],
     ],

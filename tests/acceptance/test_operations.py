@@ -28,9 +28,10 @@ import pytest
 
 import heapline
 from heapline.cli.auth import open_auth
-from heapline.client.transports.grpc import GrpcBroker
+from heapline.client.transports.native import NativeBroker
 from heapline.contract.errors import Unauthenticated
 from heapline.journal import RealDisk, scan
+from heapline.server.telemetry.broker_metrics import SQL_FAMILIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("curl") is None, reason="the page uses curl")]
 ROOT = Path(__file__).parents[2]
@@ -65,21 +66,22 @@ class Place:
         self.directory = directory
         self.data = directory / "data"
         with contextlib.ExitStack() as stack:
-            taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-            self.grpc_port, self.http_port = (s.getsockname()[1] for s in taken)
+            taken = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+            self.port, self.grpc_port, self.http_port = (s.getsockname()[1] for s in taken)
         command = directory / "bin" / "heapline"
         command.parent.mkdir()
         command.write_text(f'#!/bin/sh\nexec {sys.executable} -m heapline "$@"\n')
         command.chmod(0o755)
         self.environment = {
             **os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}", "COLUMNS": "200",
-            "HEAPLINE_GRPC_PORT": str(self.grpc_port), "HEAPLINE_HTTP_PORT": str(self.http_port),
+            "HEAPLINE_PORT": str(self.port), "HEAPLINE_GRPC_PORT": str(self.grpc_port),
+            "HEAPLINE_HTTP_PORT": str(self.http_port),
             "HEAPLINE_BROKER": '{"spare_segment_bytes": 0}',
         }  # fmt: skip
 
     def run(self, *blocks: str) -> str:
         script = "set -euo pipefail\n" + "\n".join(blocks)
-        script = script.replace(":7480", f":{self.http_port}").replace(":7400", f":{self.grpc_port}")
+        script = script.replace(":7480", f":{self.http_port}").replace(":7400", f":{self.port}")
         output = self.directory / "output.txt"  # a file: a server left running keeps a pipe open
         with output.open("wb") as file:
             done = subprocess.run(
@@ -114,7 +116,7 @@ class Place:
         key = ((data or self.data) / "admin.key").read_text().strip()
 
         async def pop() -> list[bytes]:
-            async with GrpcBroker(f"127.0.0.1:{self.grpc_port}", credential=key) as broker:
+            async with NativeBroker(f"127.0.0.1:{self.port}", credential=key) as broker:
                 messages = await broker.pop("jobs", 1000)
                 await broker.release(messages)
                 return sorted(m.payload for m in messages)
@@ -135,7 +137,7 @@ def ground_served(place: Place) -> None:
     key = (place.data / "admin.key").read_text().strip()
 
     async def fill() -> None:
-        async with GrpcBroker(f"127.0.0.1:{place.grpc_port}", credential=key) as broker:
+        async with NativeBroker(f"127.0.0.1:{place.port}", credential=key) as broker:
             await broker.create_topic("jobs", **SMALL)
             await broker.create_group("jobs", "audit", observer=True)
             for payload in MESSAGES:
@@ -191,6 +193,7 @@ def check_watch(place: Place, told: str) -> None:
     cells = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`([a-z_]+)", cell)}
     exposed = set(re.findall(r"^# TYPE (\w+)", metrics, re.MULTILINE))
+    exposed |= {family.name for family in SQL_FAMILIES}  # of a server on Postgres; test_sql_serve.py reads them
     assert len(named) > 20
     assert {name for name in named if not {name, name.removesuffix("_total")} & exposed} == set()
 
@@ -224,7 +227,7 @@ def check_rotating_keys(place: Place, told: str) -> None:
     new, old = ((place.directory / f"worker-{n}.key").read_text().strip() for n in (2, 1))
 
     async def use(key: str) -> int:
-        async with GrpcBroker(f"127.0.0.1:{place.grpc_port}", credential=key) as broker:
+        async with NativeBroker(f"127.0.0.1:{place.port}", credential=key) as broker:
             return len(await broker.pop("jobs", 1))
 
     assert asyncio.run(use(new)) == 1
@@ -242,7 +245,7 @@ def check_lost_key(place: Place, told: str) -> None:
     key = (place.directory / "admin-2.key").read_text().strip()
 
     async def use() -> None:
-        async with GrpcBroker(f"127.0.0.1:{place.grpc_port}", credential=key) as broker:
+        async with NativeBroker(f"127.0.0.1:{place.port}", credential=key) as broker:
             await broker.create_topic("made-by-the-new-one", **SMALL)
 
     asyncio.run(use())

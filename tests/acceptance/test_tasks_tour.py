@@ -90,8 +90,8 @@ def home(tmp_path: Path) -> Iterator[Home]:
 
 def test_tour_from_nothing_to_a_worker_that_loses_nothing(home: Home) -> None:
     (home.path / "tasks.py").write_text(TASKS)
-    home.start("serve.log", "serve", "--data", "./data", "--grpc-port", "0", "--http-port", "0")
-    port = home.until(lambda: re.search(r"gRPC on port (\d+)", home.said("serve.log")))[1]
+    home.start("serve.log", "serve", "--data", "./data", "--port", "0", "--grpc-port", "0", "--http-port", "0")
+    port = home.until(lambda: re.search(r"Heapline on port (\d+)", home.said("serve.log")))[1]
     home.environment["HEAPLINE_URL"] = f"localhost:{port}"
     home.python(MANY)
     assert re.fullmatch(r"[0-9A-Z]{26}\n", home.python(ONE))

@@ -195,7 +195,7 @@ async def test_live_view_survives_a_restart_of_its_server(scene: Scene) -> None:
         await scene.process.kill()
         frame = await terminal.until(lambda text: "connection lost" in text)
         assert row_of(frame, "jobs")[:5] == ["jobs", "16", "1", "4", "0"], "known numbers stay"
-        await scene.start("--grpc-port", port)
+        await scene.start("--port", port)
         async with scene.connect() as hl:
             await hl.enqueue("mail", b"x")
         frame = await terminal.until(lambda text: row_of(text, "mail")[1:2] == ["1"])

@@ -49,6 +49,7 @@ async def test_every_message_of_a_batch_may_have_its_own_options(world: World, j
     assert await drain(jobs) == [b"at", b"head", b"once"]
 
 
+@pytest.mark.feature("partitions")
 async def test_atomic_batch_is_stored_whole_across_partitions(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=8)
     results = await broker.enqueue_batch("jobs", [Outgoing(b"x", key=f"k{i}") for i in range(100)])

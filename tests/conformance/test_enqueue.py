@@ -53,7 +53,7 @@ async def test_neighbours_keep_their_own_keys_and_headers(jobs: Broker) -> None:
 
 
 async def test_largest_allowed_message_is_delivered(world: World, topic: MakeTopic) -> None:
-    config = (await topic("jobs", max_payload_bytes=world.small["segment_bytes"] // 2)).config
+    config = (await topic("jobs", max_payload_bytes=world.small.get("segment_bytes", 1 << 20) // 2)).config
     payload = bytes(range(256)) * (config.max_payload_bytes // 256)
     key, headers = "k" * 4096, {"h": "v" * 32_000}
     for options in ({}, {"idempotency_key": "i" * 4096}, {"producer": heapline.Producer("p" * 128)}):

@@ -13,6 +13,7 @@ from heapline.contract.broker import Broker
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import Memory, World, drain, picture, put, take
 
+pytestmark = pytest.mark.feature("partitions")
 MANY = 40
 
 
@@ -27,6 +28,7 @@ async def homes(hl: Broker, prefix: str) -> dict[str, int]:
     return {name: (await hl.get("jobs", s.id)).partition for name, s in zip(names, sent, strict=True)}
 
 
+@pytest.mark.feature("log")
 async def test_update_topic_grows_a_live_topic(jobs: Broker) -> None:
     info = await jobs.update_topic("jobs", partitions=5)
     assert info.config.partitions == 5
@@ -75,6 +77,7 @@ async def test_other_settings_may_change_in_the_same_call(world: World, topic: M
     assert await drain(hl) == [b"1"]
 
 
+@pytest.mark.feature("log")
 async def test_same_partition_count_changes_nothing(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=3)
     await broker.update_topic("jobs", partitions=3)
@@ -82,6 +85,7 @@ async def test_same_partition_count_changes_nothing(topic: MakeTopic, broker: Br
     assert "grown" not in kinds
 
 
+@pytest.mark.feature("log")
 async def test_growth_is_in_the_log(jobs: Broker) -> None:
     await jobs.update_topic("jobs", partitions=3)
     grown = [
@@ -338,6 +342,7 @@ async def test_lease_taken_before_growth_is_given_back_by_a_repeated_pop(jobs: B
     assert (await take(jobs, request_id="r")).token == first.token
 
 
+@pytest.mark.feature("batches")
 @pytest.mark.parametrize("scope", ["window", "until_ack"])
 async def test_keys_prepared_before_growth_are_in_doubt_after_it(topic: MakeTopic, world: World, scope: Any) -> None:
     """The keys of a prepared part lie where the old count placed them; a retry must not go in beside them."""

@@ -340,3 +340,16 @@ async def test_bad_act_is_refused_and_changes_nothing(jobs: Broker, call: Act) -
         await asyncio.wait_for(call(jobs, m), 20)
     assert await picture(jobs) == before
     await m.ack()
+
+
+async def test_lost_lease_is_named_by_its_ulid(jobs: Broker) -> None:
+    await put(jobs, 1, 2)
+    one, other = await jobs.pop("jobs", 2)
+    await jobs.release([one, other])
+    for held in (one, [one]):
+        with pytest.raises(heapline.LeaseLost) as caught:
+            await jobs.ack(held)
+        assert one.message_id in str(caught.value)
+    with pytest.raises(heapline.LeaseLost) as caught:
+        await jobs.nack(LeaseRef("jobs", other.id, other.token))
+    assert str(other.id) in str(caught.value), "a LeaseRef does not know the topic's suffix"

@@ -15,6 +15,7 @@ from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, take
 
 PAIRS = 150
+PARTITIONS = pytest.mark.feature("partitions")
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ async def paired(hl: Broker) -> tuple[heapline.Enqueued, heapline.Enqueued]:
     raise AssertionError("no two ids were equal")
 
 
-@pytest.mark.usefixtures("fake_time")
+@pytest.mark.usefixtures("fake_time", "colliding_ids")
 async def test_paired_enqueues_into_two_topics_get_distinct_ulids(both: Broker) -> None:
     ids: list[int] = []
     ulids: set[str] = set()
@@ -49,7 +50,7 @@ async def test_paired_enqueues_into_two_topics_get_distinct_ulids(both: Broker) 
     assert {m.message_id for m in popped} == ulids
 
 
-@pytest.mark.usefixtures("fake_time")
+@pytest.mark.usefixtures("fake_time", "colliding_ids")
 async def test_batches_into_two_topics_get_distinct_ulids(both: Broker) -> None:
     results = [
         result for name in ("jobs", "team/jobs") for result in await both.enqueue_batch(name, [Outgoing(b"x")] * PAIRS)
@@ -58,6 +59,9 @@ async def test_batches_into_two_topics_get_distinct_ulids(both: Broker) -> None:
     assert len({result.message_id for result in results}) == 2 * PAIRS
 
 
+@pytest.mark.feature("batches")
+@pytest.mark.feature("groups")
+@pytest.mark.feature("log")
 async def test_every_answer_gives_a_message_the_same_ulid(topic: MakeTopic, broker: Any) -> None:
     info = await topic(partitions=3)
     sent = await broker.enqueue("jobs", b"x", key="k", idempotency_key="once")
@@ -91,7 +95,7 @@ CALLS: dict[str, Call] = {
 }
 
 
-@pytest.mark.usefixtures("fake_time")
+@pytest.mark.usefixtures("fake_time", "colliding_ids")
 @pytest.mark.parametrize("call", CALLS)
 async def test_ulid_of_another_topic_is_answered_as_an_unknown_id(both: Broker, call: str) -> None:
     one, two = await paired(both)
@@ -106,7 +110,7 @@ async def test_ulid_of_another_topic_is_answered_as_an_unknown_id(both: Broker, 
     await CALLS[call](both, one.message_id)
 
 
-@pytest.mark.usefixtures("fake_time")
+@pytest.mark.usefixtures("fake_time", "colliding_ids")
 async def test_ulids_of_another_topic_name_no_dead_letters(both: Broker) -> None:
     one, two = await paired(both)
     for name in ("jobs", "team/jobs"):
@@ -128,11 +132,14 @@ async def test_restart_keeps_the_ulids_of_a_topic(world: World, topic: MakeTopic
         assert (await hl.enqueue("jobs", b"y")).id_suffix == info.id_suffix
 
 
-async def test_settings_change_keeps_and_recreating_replaces_the_suffix(topic: MakeTopic, broker: Broker) -> None:
+@pytest.mark.parametrize("change", [{"max_backlog": 9}, pytest.param({"partitions": 2}, marks=PARTITIONS)], ids=str)
+async def test_settings_change_keeps_and_recreating_replaces_the_suffix(
+    topic: MakeTopic, broker: Broker, change: dict[str, Any]
+) -> None:
     info = await topic()
     old = await broker.enqueue("jobs", b"x")
-    assert (await broker.update_topic("jobs", partitions=2)).id_suffix == info.id_suffix
-    assert (await topic("jobs", partitions=2)).id_suffix == info.id_suffix
+    assert (await broker.update_topic("jobs", **change)).id_suffix == info.id_suffix
+    assert (await topic("jobs", **change)).id_suffix == info.id_suffix
     await broker.delete_topic("jobs")
     assert (await topic()).id_suffix not in (0, info.id_suffix)
     with pytest.raises(heapline.MessageNotFound):

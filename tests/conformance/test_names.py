@@ -148,9 +148,15 @@ async def test_example_of_the_contract_runs_as_written(jobs: Broker) -> None:
     assert (await hl.stats("jobs")).acked_total == 2
     await hl.update_topic("jobs", max_backlog=10)
     assert [t.name for t in await hl.list_topics()] == ["jobs"]
+    await hl.delete_topic("jobs")
+    assert await hl.list_topics() == []
+
+
+@pytest.mark.feature("log")
+async def test_log_example_of_the_contract_runs_as_written(jobs: Broker) -> None:
+    hl = jobs
+    await hl.enqueue("jobs", b"payload")
     await hl.snapshot("jobs")
     (start, end) = (await hl.offsets("jobs"))[0]
     frames = [frame async for frame in hl.read_log("jobs", partition=0, start=0, end=None)]
     assert (start, end) == (0, frames[-1].offset + frames[-1].row_count)
-    await hl.delete_topic("jobs")
-    assert await hl.list_topics() == []

@@ -46,6 +46,7 @@ async def test_equal_priorities_are_served_in_order_of_arrival(topic: MakeTopic,
     assert await drain(broker) == [b"%d" % i for i in range(10)]
 
 
+@pytest.mark.feature("partitions")
 async def test_best_message_over_all_partitions_comes_first(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=20)
     rng = random.Random(1)
@@ -76,6 +77,7 @@ async def test_any_mixture_of_pushes_and_pops_serves_the_best(
         waiting = waiting[count:]
 
 
+@pytest.mark.feature("partitions")
 async def test_messages_of_one_key_stay_in_one_partition(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=16)
     for i in range(4):

@@ -13,6 +13,8 @@ from heapline.contract.message import Outgoing
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import Memory, World
 
+pytestmark = pytest.mark.feature("partitions")
+
 
 async def test_pops_over_many_partitions_return_the_best_of_the_whole_topic(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=20)
@@ -38,6 +40,7 @@ async def test_messages_of_one_key_are_in_one_partition(topic: MakeTopic, broker
     assert all(len(partitions) == 1 for partitions in places.values())
 
 
+@pytest.mark.feature("log")
 async def test_every_lease_records_its_limit(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=4)
     await broker.enqueue_batch("jobs", [Outgoing(b"", i, key=f"k{i}") for i in range(40)])

@@ -46,6 +46,18 @@ async def test_lower_version_changes_nothing(jobs: Broker) -> None:
     assert (await waiting(jobs), await taken(jobs)) == (0, ["new"])
 
 
+async def test_part_of_a_committed_or_skipped_version_is_rejected(jobs: Broker) -> None:
+    await prepared(jobs, "b")
+    assert await jobs.commit_batch("b", ["1"], sink="s", version=7) == 1
+    for version in (3, 7):
+        with pytest.raises(heapline.BatchDecided, match=f"is version {version} of sink 's'"):
+            await jobs.prepare_batch("late", "1", some("late"), topic="jobs", sink="s", version=version)
+    assert await waiting(jobs) == 0
+    await jobs.prepare_batch("next", "1", some("next"), topic="jobs", sink="s", version=8)
+    assert await jobs.commit_batch("next", ["1"], sink="s", version=8) == 1
+    assert await taken(jobs) == ["b", "next"]
+
+
 async def test_higher_version_is_committed_and_sinks_do_not_know_of_each_other(jobs: Broker) -> None:
     for number, (sink, version) in enumerate([("s", 0), ("s", 1), ("other", 0), ("s", 9)]):
         await prepared(jobs, f"b{number}")

@@ -72,6 +72,7 @@ async def test_many_timers_of_one_instant_all_fire(world: World, topic: MakeTopi
     assert (await world.broker.stats("jobs")).ready == 9000
 
 
+@pytest.mark.feature("log")
 @pytest.mark.usefixtures("fake_time")
 async def test_timers_of_a_topic_without_streams_fire_too(world: World, topic: MakeTopic) -> None:
     hl = world.broker

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from typing import Any
 
 import pytest
 
 from heapline.contract.message import Outgoing
 from tests.integration.proxy import Proxy
-from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Rig, until
 
 
 class Cuttable:
     """A rig, and a client whose connection goes through a proxy."""
 
-    def __init__(self, rig: Rig, proxy: Proxy) -> None:
-        self.rig, self.proxy = rig, proxy
+    def __init__(self, rig: Rig, proxy: Proxy, client: Any) -> None:
+        self.rig, self.proxy, self.client = rig, proxy, client
         self._tasks, self._calls = len(asyncio.all_tasks()), rig.server.gate.requests_open
 
     async def __aenter__(self) -> Cuttable:
-        self.client = await RawGrpc(self.proxy.target).__aenter__()
+        await self.client.__aenter__()
         await self.client.stats("jobs")  # it is connected
         return self
 

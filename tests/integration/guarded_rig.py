@@ -45,7 +45,7 @@ class GuardedRig(Rig):
         return record.id, secret.reveal()
 
     def as_(self, credential: str) -> RawGrpc:
-        return RawGrpc(self.target, credential=credential)
+        return RawGrpc(self.grpc_target, credential=credential)
 
     async def ask(self, method: str, path: str, credential: str | None = None, **options: Any) -> httpx.Response:
         headers = {"authorization": f"Bearer {credential or self.admin_key}"}

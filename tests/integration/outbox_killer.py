@@ -25,7 +25,7 @@ from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_
 
 import heapline
 from heapline import outbox
-from heapline.client.outbox.sql import LANES, OUTBOX
+from heapline.outbox.sql import LANES, OUTBOX
 from heapline.server.auth.principals import NoAuthGuard
 from heapline.server.server import Server
 from heapline.server.settings import ServerSettings
@@ -86,9 +86,9 @@ def broker_of(directory: Path, to: str | None) -> Any:
 def serve(directory: Path) -> None:
     async def run() -> None:
         async with heapline.open(directory / "data", **SETTINGS) as broker:
-            server = Server(broker, NoAuthGuard(), ServerSettings(grpc_port=0, http_port=0, stop_grace=1.0))
+            server = Server(broker, NoAuthGuard(), ServerSettings(port=0, grpc_port=0, http_port=0, stop_grace=1.0))
             await server.start()
-            (directory / "port.new").write_text(str(server.grpc_port))
+            (directory / "port.new").write_text(str(server.port))
             (directory / "port.new").rename(directory / "port")
             await asyncio.Event().wait()
 

@@ -45,6 +45,11 @@ class Proxy:
         self.cut()
         await asyncio.gather(*self._links, return_exceptions=True)
 
+    async def reopen(self) -> None:
+        """Accept connections again, on the same port."""
+        host, _, port = self.target.rpartition(":")
+        self._server = await asyncio.start_server(self._connected, host, int(port))
+
     @property
     def connections(self) -> int:
         return len(self._writers) // 2

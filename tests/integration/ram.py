@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from heapline.contract.errors import DirectoryLocked
+from heapline.engine.io import Io
 from heapline.journal.disk import Buffer, File, Lock
 
 T = TypeVar("T")
@@ -156,7 +157,7 @@ class RamDisk:
         return _RamLock(self._locks, path)
 
 
-class InlineIo:
+class InlineIo(Io):
     """An `Io` that does everything at once, in the one thread there is."""
 
     def run(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:

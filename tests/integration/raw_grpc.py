@@ -10,6 +10,7 @@ from typing import Any, Self
 import grpc
 import msgspec
 
+from heapline.client.transports.transport import Transport, closed
 from heapline.contract.broker import Broker
 from heapline.contract.call import HERE, Context
 from heapline.contract.errors import ConfirmationNeeded, HeaplineError, UnavailableError
@@ -107,11 +108,15 @@ class RawGrpc(Broker):
     def __init__(
         self, target: str, credential: str | None = None, timeout: float | None = None, tls: Any = None
     ) -> None:
-        self._target, self._credential, self._timeout = target.removeprefix("heaplines://"), credential, timeout
+        self._target, self._credential, self._timeout = target.removeprefix("heapline+tls://"), credential, timeout
         self._tls = tls  # with the files `ca`, `certificate` and `key`
 
     async def __aenter__(self) -> Self:
-        options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        options = [
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.use_local_subchannel_pool", 1),  # other channels' failures to connect do not delay this one
+        ]
         if self._tls is None:
             self.channel = grpc.aio.insecure_channel(self._target, options=options)
         else:
@@ -144,3 +149,32 @@ class RawGrpc(Broker):
         kind = type(feed)
         async for response in self.calls.stream(kind.facts.rpc, request_of(kind).pack(feed)):
             yield response_of(kind).unpack(response)
+
+
+class GrpcBroker(Transport):
+    """The same as a transport: pops have request ids, and those of callers that give up are returned."""
+
+    def __init__(self, target: str, credential: str | None = None) -> None:
+        super().__init__()
+        self._raw, self._is_open = RawGrpc(target, credential), False
+
+    async def __aenter__(self) -> Self:
+        await self._raw.__aenter__()
+        self._is_open = True
+        return self
+
+    async def close(self) -> None:
+        if self._is_open:
+            await self._leases.close()
+            self._is_open = False
+            await self._raw.close()
+
+    async def _request(self, command: Any, context: Context) -> Any:
+        if not self._is_open:
+            raise closed()
+        return await self._raw.do(command, context)
+
+    def stream(self, feed: Any, context: Context = HERE, /) -> AsyncIterator[Any]:
+        if not self._is_open:
+            raise closed()
+        return self._raw.stream(feed, context)

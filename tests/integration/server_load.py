@@ -3,6 +3,7 @@
 Each client goes on for ever: a call that finds no server is repeated on the next one, if repeating is safe (numbers,
 idempotency keys, request ids, batches), and left in doubt if not. What is in `Record` as answered was answered; the
 server may have done more than that, never less. Knows nothing of processes: `Link` is told where the server is.
+Commands go over the native wire, and PopStream, which only gRPC has, over a connection of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from heapline.contract.broker import Broker
 from heapline.contract.errors import LeaseLost, UnavailableError
 from heapline.contract.leases import Pop, messages_of
 from heapline.contract.message import Enqueued, LeaseRef, Message, Outgoing
@@ -32,25 +34,26 @@ REPEATABLE = 100  # numbers that a producer keeps open for repeats
 
 
 class Link:
-    """Where the server is; None while there is none."""
+    """Where the server is; None while there is none. `streams` is the same server over gRPC."""
 
     def __init__(self) -> None:
-        self.broker: RawGrpc | None = None
+        self.broker: Broker | None = None
+        self.streams: RawGrpc | None = None
         self._changed = asyncio.Event()
         self.refusals: list[UnavailableError] = []
 
-    def point_to(self, broker: RawGrpc | None) -> None:
-        self.broker = broker
+    def point_to(self, broker: Broker | None, streams: RawGrpc | None = None) -> None:
+        self.broker, self.streams = broker, streams
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def other_than(self, broker: RawGrpc | None) -> RawGrpc:
+    async def other_than(self, broker: Broker | None) -> Broker:
         async with asyncio.timeout(PATIENCE):
             while self.broker is None or self.broker is broker:
                 await self._changed.wait()
         return self.broker
 
-    async def until_answered(self, act: Callable[[RawGrpc], Awaitable[T]]) -> T:
+    async def until_answered(self, act: Callable[[Broker], Awaitable[T]]) -> T:
         """Call, on one server after the other."""
         broker = None
         while True:
@@ -60,7 +63,7 @@ class Link:
             except UnavailableError as error:
                 self.refusals.append(error)
 
-    async def once(self, act: Callable[[RawGrpc], Awaitable[T]]) -> T | None:
+    async def once(self, act: Callable[[Broker], Awaitable[T]]) -> T | None:
         """Call; None if nobody knows what came of it. The next call waits for the next server."""
         broker = await self.other_than(None)
         try:
@@ -172,7 +175,7 @@ class KeyedProducer(Client):
         group = self.record.asks(topic, self.tags(1))
         (m,) = self.messages(group.tags)
 
-        async def send(broker: RawGrpc) -> Enqueued:
+        async def send(broker: Broker) -> Enqueued:
             return await broker.enqueue(topic, m.payload, priority=m.priority, idempotency_key=group.tags[0])
 
         self.record.enqueued(group, [await self.link.until_answered(send)])
@@ -196,7 +199,7 @@ class NumberedProducer(Client):
         self.seq += len(batch)
         below = max(0, self.seq - REPEATABLE)
 
-        async def send(broker: RawGrpc) -> list[Enqueued]:
+        async def send(broker: Broker) -> list[Enqueued]:
             identity: dict[str, Any] = {"producer_id": self.name, "epoch": self.epoch, "answered_below": below}
             return await broker.enqueue_batch(self.one, batch, **identity)
 
@@ -241,7 +244,7 @@ class Consumer(Client):
         self.number += 1
         named = f"{self.name}.{self.number}" if self.draw.random() < 0.5 else None
 
-        async def pop(broker: RawGrpc) -> list[Message]:
+        async def pop(broker: Broker) -> list[Message]:
             return await broker.pop(
                 topic, count, visibility=visibility, wait=wait, holder=self.name, request_id=named
             )  # fmt: skip
@@ -267,7 +270,7 @@ class Consumer(Client):
         if how == "ack":
             self.record.ack_asked.update((m.topic, m.id) for m in messages)
 
-        async def end(broker: RawGrpc) -> list[int]:
+        async def end(broker: Broker) -> list[int]:
             try:
                 await (broker.extend(refs, 1.0) if how == "extend" else getattr(broker, how)(refs))
             except LeaseLost as error:
@@ -292,7 +295,8 @@ class Streamer(Consumer):
         broker = await self.link.other_than(None)
         requests = Requests(pop_start(topic, 20, max_messages=7, visibility=1.0, holder=self.name))
         try:
-            async for answer in broker.calls.stream("PopStream", requests):
+            assert self.link.streams is not None
+            async for answer in self.link.streams.calls.stream("PopStream", requests):
                 messages = messages_of(broker, response_of(Pop).unpack(answer))
                 self.record.popped(messages, self.name)
                 await self.finish(messages)
@@ -320,7 +324,7 @@ KINDS: tuple[type[Client], ...] = (
 )  # fmt: skip
 
 
-async def make_topics(broker: RawGrpc) -> None:
+async def make_topics(broker: Broker) -> None:
     for topic, config in TOPICS.items():
         await broker.create_topic(
             topic, **config, retention=3600.0, max_retries_default=4, segment_bytes=1 << 20,

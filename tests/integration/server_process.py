@@ -30,19 +30,25 @@ class Process:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", self._module, "serve", "--data", str(self._data), "--grpc-port", "0",
-                "--http-port", "0", *self._flags, stdout=asyncio.subprocess.PIPE, stderr=log,
+                sys.executable, "-m", self._module, "serve", "--data", str(self._data), "--port", "0",
+                "--grpc-port", "0", "--http-port", "0", *self._flags, stdout=asyncio.subprocess.PIPE, stderr=log,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
 
     async def ready(self) -> None:
         assert self.process.stdout is not None
         line = await asyncio.wait_for(self.process.stdout.readline(), PATIENCE)
-        found = re.search(rb"gRPC on port (\d+), HTTP on port (\d+)", line)
+        found = re.search(rb"Heapline on port (\d+), gRPC on port (\d+), HTTP on port (\d+)", line)
         assert found, line + self.logged()
-        self.target, self.http_port = f"127.0.0.1:{int(found[1])}", int(found[2])
+        self.target, self.grpc_target = (f"127.0.0.1:{int(port)}" for port in found.groups()[:2])
+        self.http_port = int(found[3])
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *error: object) -> None:
+        if any(error):
+            code = self.process.returncode
+            state = "is running" if code is None else f"has ended with {code}"
+            print(f"server {self.process.pid} {state}; its log ends with:")
+            print(self.logged()[-2000:].decode(errors="replace"))
         if self.process.returncode is None:
             await self.kill()
 

@@ -37,14 +37,14 @@ class Rig(EmbeddedWorld):
     def __init__(self, directory: Path, guard: Guard | None = None, **settings: Any) -> None:
         super().__init__(directory)
         self._guard = guard or NoAuthGuard()
-        self._settings = ServerSettings(**{"grpc_port": 0, "http_port": 0, "stop_grace": 2.0, **settings})
+        self._settings = ServerSettings(**{"port": 0, "grpc_port": 0, "http_port": 0, "stop_grace": 2.0, **settings})
 
     async def start(self) -> None:
         self.behind = EmbeddedBroker(str(self.directory), config=self.config, disk=UnsyncedDisk(), clock=self.clock)
         await self.behind.__aenter__()
         self.server = Server(self.behind, self._guard, self._settings)
         await self.server.start()
-        self.broker = await RawGrpc(self.target).__aenter__()  # type: ignore[assignment]
+        self.broker = await RawGrpc(self.grpc_target).__aenter__()  # type: ignore[assignment]
 
     async def stop(self) -> None:
         await self.broker.close()
@@ -57,6 +57,11 @@ class Rig(EmbeddedWorld):
 
     @property
     def target(self) -> str:
+        """Of the native wire."""
+        return f"127.0.0.1:{self.server.port}"
+
+    @property
+    def grpc_target(self) -> str:
         return f"127.0.0.1:{self.server.grpc_port}"
 
     @property

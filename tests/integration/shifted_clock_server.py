@@ -38,8 +38,10 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=["serve"])
-    for flag, kind in (("--data", Path), ("--grpc-port", int), ("--http-port", int), ("--offset", Path)):
-        parser.add_argument(flag, type=kind, required=True)
+    for flag in ("--data", "--offset"):
+        parser.add_argument(flag, type=Path, required=True)
+    for flag in ("--port", "--grpc-port", "--http-port"):
+        parser.add_argument(flag, type=int, required=True)
     flags = vars(parser.parse_args())
     del flags["command"]
     clock = ShiftedClock(flags.pop("offset"))
@@ -49,7 +51,8 @@ def main() -> None:
 
 
 def _say(server: Any) -> None:
-    print(f"serving: gRPC on port {server.grpc_port}, HTTP on port {server.http_port}", flush=True)
+    ports = f"gRPC on port {server.grpc_port}, HTTP on port {server.http_port}"
+    print(f"serving: Heapline on port {server.port}, {ports}", flush=True)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ async def seen(rig: Rig, topic: str = "jobs") -> tuple[int, int] | None:
 async def test_destructive_call_changes_nothing_until_it_is_repeated_with_its_token(
     rig: Rig, method: str, message_of: Any
 ) -> None:
-    async with RawGrpc(rig.target, credential="one") as one, RawGrpc(rig.target, credential="two") as two:
+    async with RawGrpc(rig.grpc_target, credential="one") as one, RawGrpc(rig.grpc_target, credential="two") as two:
         with pytest.raises(ConfirmationNeeded) as needed:
             await one.calls(method, message_of(topic="jobs"))
         token = needed.value.token
@@ -62,7 +62,7 @@ async def test_destructive_call_changes_nothing_until_it_is_repeated_with_its_to
 
 
 async def test_token_for_some_dead_letters_deletes_no_others(rig: Rig) -> None:
-    async with RawGrpc(rig.target, credential="one") as one:
+    async with RawGrpc(rig.grpc_target, credential="one") as one:
         some = request_of(DeleteDeadLetters).pack(DeleteDeadLetters("jobs", ["1"]))
         with pytest.raises(ConfirmationNeeded) as needed:
             await one.calls("DlqDelete", some)
@@ -73,7 +73,7 @@ async def test_token_for_some_dead_letters_deletes_no_others(rig: Rig) -> None:
 
 
 async def test_client_confirms_destructive_calls_automatically(rig: Rig) -> None:
-    async with RawGrpc(rig.target, credential="one") as one:
+    async with RawGrpc(rig.grpc_target, credential="one") as one:
         assert await one.dlq_delete("jobs", where=DlqFilter()) == 1
         assert await one.purge("jobs") == 1
         await one.delete_topic("jobs")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import heapline
 from heapline.contract.errors import Unauthenticated
 from heapline.contract.message import Outgoing
 from heapline.server import credentials
@@ -146,3 +147,46 @@ async def test_stream_whose_client_does_not_read_ends_too(rig: GuardedRig) -> No
 
         await until(over)
         stream.cancel()
+
+
+async def test_renewed_token_keeps_connection_and_waiting_calls_open(rig: GuardedRig) -> None:
+    async with heapline.connect(rig.target, api_key=f"Bearer {await rig.token()}") as hl:
+        await hl.list_topics()
+        popping = _start(hl.pop("jobs", wait=600))
+
+        async def is_waiting() -> bool:
+            return len(rig.server.gate.credentials) == 1
+
+        await until(is_waiting)
+        rig.auth_clock.advance(TOKEN_S - 10)
+        await hl.renew(f"Bearer {await rig.token()}")
+        rig.auth_clock.advance(60)  # the first token has expired
+        rig.server.gate.credentials.check()
+        assert len(rig.server._native.connections) == 1
+        await hl.enqueue("jobs", b"x")
+        async with asyncio.timeout(10):
+            (message,) = await popping
+        await message.ack()
+        rig.auth_clock.advance(TOKEN_S)
+        with pytest.raises(Unauthenticated):
+            await hl.list_topics()
+
+
+async def test_token_of_another_caller_or_garbage_does_not_replace_the_old_one(rig: GuardedRig) -> None:
+    _, other = rig.key("*:produce,consume,admin")
+    async with heapline.connect(rig.target, api_key=f"Bearer {await rig.token()}") as hl:
+        await hl.list_topics()
+        for wrong in (other, "Bearer nonsense"):
+            with pytest.raises(Unauthenticated):
+                await hl.renew(wrong)
+        with pytest.raises(heapline.BadRequest, match="api_key must be the text"):
+            await hl.renew(" ")
+        await hl.list_topics()
+    async with heapline.connect(
+        f"http://127.0.0.1:{rig.server.http_port}", api_key=f"Bearer {await rig.token()}"
+    ) as hl:
+        await hl.list_topics()
+        rig.auth_clock.advance(TOKEN_S - 10)
+        await hl.renew(f"Bearer {await rig.token()}")
+        rig.auth_clock.advance(60)
+        await hl.list_topics()

@@ -111,7 +111,7 @@ async def test_members_killed_during_rebalances_lose_nothing_and_hold_nothing_tw
 
 
 async def test_server_killed_under_a_subscription_loses_no_row(tmp_path: Path) -> None:
-    flags = ("--insecure-everybody", "--grpc-port", str(free_port()))
+    flags = ("--insecure-everybody", "--port", str(free_port()))
     seen: set[tuple[int, int]] = set()
     acked: set[tuple[int, int]] = set()
     kills = 0

@@ -31,6 +31,7 @@ from heapline.contract.message import Outgoing
 from heapline.contract.messages import EnqueueBatch
 from heapline.server.auth.guard import DirectoryGuard
 from heapline.server.gate import Gate
+from heapline.server.protocols.http_server import HttpServer
 from heapline.server.server import make_guard
 from heapline.server.settings import ServerSettings, read_settings
 from heapline.wire import error_codes
@@ -38,6 +39,7 @@ from heapline.wire.descriptors import METHODS, SERVICE, pb
 from heapline.wire.protobuf import response_of
 from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Keys, Rig, until
+from tests.integration.test_sdk_processes import free_port
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ async def test_garbage_on_either_port_changes_nothing(rig: Rig) -> None:
 async def test_malformed_request_is_rejected_without_internals(rig: Rig, method: Any) -> None:
     chance = random.Random(method.name)
     told: list[tuple[str, str]] = []
-    async with grpc.aio.insecure_channel(rig.target) as channel:
+    async with grpc.aio.insecure_channel(rig.grpc_target) as channel:
         call = channel.unary_stream(method.path) if method.streams_out else channel.unary_unary(method.path)
         for size in (1, 7, 40, 300):
             try:
@@ -115,7 +117,7 @@ async def test_unexpected_error_returns_internal_without_details(rig: Rig, monke
         raise RuntimeError("the password is swordfish")
 
     monkeypatch.setattr(rig.behind, "do", broken)
-    async with grpc.aio.insecure_channel(rig.target) as channel:
+    async with grpc.aio.insecure_channel(rig.grpc_target) as channel:
         method = METHODS["Stats"]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(method.path)(pb.StatsRequest(topic="jobs").SerializeToString())
@@ -162,7 +164,7 @@ async def test_all_of_many_lost_leases_are_reported(rig: Rig) -> None:
 
 
 async def test_deadline_of_a_call_is_kept_and_its_pop_takes_nothing(rig: Rig) -> None:
-    async with RawGrpc(rig.target, timeout=0.2) as hasty:
+    async with RawGrpc(rig.grpc_target, timeout=0.2) as hasty:
         with pytest.raises(DeadlineExceeded):
             await hasty.pop("jobs", wait=60)
         await rig.broker.enqueue("jobs", b"x")
@@ -179,7 +181,7 @@ async def test_deadline_of_a_call_reaches_the_broker(rig: Rig, monkeypatch: pyte
 
     monkeypatch.setattr(rig.behind, "do", recorded)
     now = asyncio.get_running_loop().time()
-    async with RawGrpc(rig.target, timeout=30) as hasty:
+    async with RawGrpc(rig.grpc_target, timeout=30) as hasty:
         await hasty.stats("jobs")
     await rig.wire.stats("jobs")
     assert now + 25 < contexts[0].deadline < now + 35
@@ -194,10 +196,10 @@ async def test_caller_without_or_beyond_its_key_is_refused(tmp_path: Path) -> No
     async with Rig(tmp_path, keys) as rig:
         with pytest.raises(Unauthenticated):
             await rig.broker.list_topics()
-        async with RawGrpc(rig.target, credential="admin") as admin:
+        async with RawGrpc(rig.grpc_target, credential="admin") as admin:
             for name in ("orders", "secrets"):
                 await admin.create_topic(name, **rig.small)
-        async with RawGrpc(rig.target, credential="reader") as reader:
+        async with RawGrpc(rig.grpc_target, credential="reader") as reader:
             assert [info.name for info in await reader.list_topics()] == ["orders"]
             assert await reader.pop("orders") == []
             for call in (
@@ -247,7 +249,7 @@ def test_flags_win_over_environment_and_that_over_the_file(tmp_path: Path, monke
 
 
 async def test_health_and_reflection_answer(rig: Rig) -> None:
-    async with grpc.aio.insecure_channel(rig.target) as channel:
+    async with grpc.aio.insecure_channel(rig.grpc_target) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         answer = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -255,6 +257,34 @@ async def test_health_and_reflection_answer(rig: Rig) -> None:
         asked = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)]
         async for told in stub.ServerReflectionInfo(iter(asked)):
             assert b"LeasedMessages" in told.file_descriptor_response.file_descriptor_proto[0]
+
+
+async def test_probes_answer_only_when_all_ports_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/readyz is on the HTTP port, so that port opens last."""
+    start, opened = HttpServer.start, list[asyncio.StreamWriter]()
+
+    async def start_last(self: HttpServer) -> int:
+        for port in (rig.server.port, rig.server.grpc_port):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            opened.append(writer)
+        return await start(self)
+
+    monkeypatch.setattr(HttpServer, "start", start_last)
+    rig = Rig(tmp_path)
+    async with rig:
+        for writer in opened:
+            writer.close()
+    assert len(opened) == 2
+
+
+async def test_new_connection_is_not_delayed_by_earlier_failed_ones(tmp_path: Path) -> None:
+    """gRPC shares the backoff after a failed connection between channels, unless each has its own."""
+    port = free_port()
+    async with RawGrpc(f"127.0.0.1:{port}") as early:
+        with pytest.raises(UnavailableError, match="Connection refused"):
+            await early.stats("jobs")
+        async with Rig(tmp_path, grpc_port=port) as rig:
+            await rig.broker.create_topic("jobs")
 
 
 async def test_probes_answer_and_refuse_everything_else(rig: Rig) -> None:

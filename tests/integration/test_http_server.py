@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import heapline
+from heapline.client.transports.http import HttpBroker
 from tests.integration.http_rig import HttpRig
 from tests.integration.server_rig import Keys
 
@@ -327,3 +329,14 @@ async def test_confirmation_of_deleted_letters_is_of_the_same_letters(rig: HttpR
     assert (await rig.post("dlq:delete", {"topic": "jobs", "where": {}}, params=force, headers=sent)).status_code == 428
     assert (await rig.get("dlq:peek", topic="jobs", message_id=m["id"])).json()["state"] == "dead"
     assert (await rig.post("dlq:delete", one, params=force, headers=sent)).json() == {"count": 1}
+
+
+async def test_error_text_advises_in_http_and_the_sdk_over_http_in_python(rig: HttpRig) -> None:
+    response = await rig.http.get("/v1/heaps/nowhere")
+    assert (response.status_code, response.json()["text"]) == (
+        404,
+        "topic 'nowhere' does not exist; create it with POST /v1/heaps",
+    )
+    async with HttpBroker(rig.url) as hl:
+        with pytest.raises(heapline.TopicNotFound, match=r"create it with create_topic\('nowhere'\)"):
+            await hl.get_topic("nowhere")

@@ -67,7 +67,7 @@ def waiting(rig: Rig) -> int:
 async def test_of_a_thousand_idle_streams_exactly_one_gets_a_message(rig: Rig) -> None:
     tasks, before = len(asyncio.all_tasks()), rig.server.gate.requests_open
     async with contextlib.AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(RawGrpc(rig.target)) for _ in range(4)]
+        clients = [await stack.enter_async_context(RawGrpc(rig.grpc_target)) for _ in range(4)]
         crowd = Crowd(clients)
         stack.push_async_callback(crowd.close)
 
@@ -148,12 +148,12 @@ async def test_idle_stream_of_a_revoked_key_ends(tmp_path: Path, monkeypatch: py
 async def test_stalled_consumers_hold_only_their_credits_and_block_no_others(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(Process(tmp_path / "data", "--insecure-everybody"))
-        broker = await stack.enter_async_context(RawGrpc(server.target))
+        broker = await stack.enter_async_context(RawGrpc(server.grpc_target))
         await broker.create_topic("jobs", segment_bytes=8 << 20, backoff={"base": 0.0})
         alone = max([await rate(broker) for _ in range(2)])
         await fill(broker, COUNT)
         before = server.anonymous_bytes()
-        proxies = [await stack.enter_async_context(Proxy(server.target)) for _ in range(STALLED)]
+        proxies = [await stack.enter_async_context(Proxy(server.grpc_target)) for _ in range(STALLED)]
         for i, proxy in enumerate(proxies):
             await stack.enter_async_context(stalled(proxy, f"s{i}"))
         held = await settled(broker)

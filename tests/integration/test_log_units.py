@@ -12,7 +12,7 @@ import pytest
 
 pa = pytest.importorskip("pyarrow")
 
-from heapline.client.transports.blocking_grpc import BlockingGrpc  # noqa: E402
+from heapline.client.transports.blocking_calls import BlockingCalls  # noqa: E402
 from heapline.contract.errors import BadName, BadRequest, JournalCorrupt, PermissionDenied, Unauthenticated  # noqa: E402
 from heapline.contract.log import GetLogIndex, Hold, ReadUnits  # noqa: E402
 from heapline.contract.message import Outgoing  # noqa: E402
@@ -100,9 +100,9 @@ async def test_read_continues_after_a_server_restart(tmp_path: Path) -> None:
     await asyncio.to_thread(log.refresh)
     units = log.units(None, log.last_unit() + 1)
     found = [await asyncio.to_thread(next, units)]
-    port = rig.server.grpc_port
+    port = rig.server.port
     await rig.stop()
-    again = Rig(tmp_path, grpc_port=port)
+    again = Rig(tmp_path, port=port)
     rest = asyncio.create_task(asyncio.to_thread(list, units))
     await asyncio.sleep(0.1)
     await again.start()
@@ -114,7 +114,7 @@ async def test_read_continues_after_a_server_restart(tmp_path: Path) -> None:
 async def test_reader_needs_the_right_to_consume(tmp_path: Path) -> None:
     keys = Keys(admin="*:produce,consume,admin", reader="jobs:consume", writer="jobs:produce")
     async with Rig(tmp_path, keys) as rig:
-        admin = BlockingGrpc([rig.target], "admin")
+        admin = BlockingCalls([rig.target], "admin")
         await asyncio.to_thread(admin.do, CreateTopic("jobs"))
         assert (await asyncio.to_thread(table, remote(rig, "reader"))).num_rows == 0
         with pytest.raises(PermissionDenied):
@@ -126,7 +126,7 @@ async def test_reader_needs_the_right_to_consume(tmp_path: Path) -> None:
 async def test_malformed_reads_are_rejected_and_deleted_units_reported(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await filled(rig)
-        calls = BlockingGrpc([rig.target], None)
+        calls = BlockingCalls([rig.target], None)
         for hold in (Hold("x", 1, 1e9), Hold("../x", 1, 1)):
             with pytest.raises((BadName, BadRequest)):
                 await asyncio.to_thread(calls.do, GetLogIndex("jobs", hold=hold))
@@ -142,7 +142,7 @@ async def test_malformed_reads_are_rejected_and_deleted_units_reported(tmp_path:
 async def test_changed_bytes_are_detected(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await filled(rig)
-        calls = BlockingGrpc([rig.target], None)
+        calls = BlockingCalls([rig.target], None)
         ref = (await asyncio.to_thread(remote(rig).topics))[0]
         answers = await asyncio.to_thread(list, calls.stream(lambda: ReadUnits("jobs", 1, 4)))
         first, second, third = [raw for answer in answers for raw in answer.units]

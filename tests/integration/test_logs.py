@@ -44,7 +44,7 @@ def lines(text: str) -> list[dict[str, Any]]:
 
 
 async def call(rig: Rig, method: str, request: Any, *metadata: tuple[str, str]) -> Any:
-    async with grpc.aio.insecure_channel(rig.target) as channel:
+    async with grpc.aio.insecure_channel(rig.grpc_target) as channel:
         m = METHODS[method]
         stub = channel.unary_unary(
             m.path, request_serializer=m.request.SerializeToString, response_deserializer=m.response.FromString
@@ -129,11 +129,11 @@ async def test_server_output_contains_no_payload_or_secret(tmp_path: Path) -> No
     data = tmp_path / "data"
     async with Process(data) as server:
         admin_key = (data / "admin.key").read_text().strip()
-        async with RawGrpc(server.target, credential=WRONG_KEY) as stranger:
+        async with RawGrpc(server.grpc_target, credential=WRONG_KEY) as stranger:
             for attempt in (stranger.list_topics(), stranger.enqueue("jobs", PAYLOAD)):
                 with pytest.raises(HeaplineError):
                     await attempt
-        async with RawGrpc(server.target, credential=f"Bearer {admin_key}") as broker:
+        async with RawGrpc(server.grpc_target, credential=f"Bearer {admin_key}") as broker:
             await broker.create_topic("jobs", segment_bytes=1 << 20, max_payload_bytes=1000, max_retries_default=1)
             await use_everything(broker)
         server.process.terminate()

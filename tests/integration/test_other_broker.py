@@ -52,7 +52,7 @@ class QueueOnly(Broker):
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
     async with MemoryBroker() as memory:
-        settings = ServerSettings(data=tmp_path, grpc_port=0, http_port=0, stop_grace=2.0)
+        settings = ServerSettings(data=tmp_path, port=0, grpc_port=0, http_port=0, stop_grace=2.0)
         running = Server(QueueOnly(memory), NoAuthGuard(), settings)
         await running.start()
         yield running
@@ -61,7 +61,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 async def test_queue_of_another_broker_is_served_over_every_interface(server: Server) -> None:
     async with (
-        heapline.connect(f"127.0.0.1:{server.grpc_port}") as sdk,
+        heapline.connect(f"127.0.0.1:{server.port}") as sdk,
         HttpBroker(f"http://127.0.0.1:{server.http_port}") as http,
     ):
         await sdk.create_topic("jobs")
@@ -74,7 +74,7 @@ async def test_queue_of_another_broker_is_served_over_every_interface(server: Se
 
 async def test_calls_of_a_missing_feature_are_unsupported_on_every_interface(server: Server) -> None:
     async with (
-        heapline.connect(f"127.0.0.1:{server.grpc_port}") as sdk,
+        heapline.connect(f"127.0.0.1:{server.port}") as sdk,
         HttpBroker(f"http://127.0.0.1:{server.http_port}") as http,
     ):
         for hl in (sdk, http):

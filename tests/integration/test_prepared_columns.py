@@ -31,7 +31,7 @@ def request(part: str, messages: list[Outgoing], topic: str = "jobs") -> Any:
 
 
 async def call(rig: Rig, name: str, asked: Any, credential: str | None = None) -> Any:
-    async with RawGrpc(rig.target, credential) as client:
+    async with RawGrpc(rig.grpc_target, credential) as client:
         return await client.calls(name, asked)
 
 

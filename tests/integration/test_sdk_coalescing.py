@@ -13,7 +13,14 @@ import pytest
 
 import heapline
 from heapline.client.sdk import ConnectedBroker
-from heapline.contract.errors import IdempotencyConflict, LeaseLost, PayloadTooLarge, ResourceExhausted, Unauthenticated
+from heapline.contract.errors import (
+    BadRequest,
+    IdempotencyConflict,
+    LeaseLost,
+    PayloadTooLarge,
+    ResourceExhausted,
+    Unauthenticated,
+)
 from heapline.contract.message import Enqueued, Outgoing
 from tests.integration.server_rig import Keys, Rig
 
@@ -194,7 +201,7 @@ async def test_closing_the_client_releases_prefetched_messages(rig: Rig) -> None
 async def test_stopped_server_is_waited_for(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     await rig.start()
-    port = rig.server.grpc_port
+    port = rig.server.port
     await rig.behind.create_topic("jobs", **rig.small)
     async with heapline.connect(rig.target, deadline=60) as hl:
         messages = hl.consume("jobs")
@@ -205,7 +212,7 @@ async def test_stopped_server_is_waited_for(tmp_path: Path) -> None:
         await rig.stop()
         calls = asyncio.gather(*(hl.enqueue("jobs", b"%d" % i) for i in range(20)))
         await asyncio.sleep(0.3)
-        rig._settings = msgspec.structs.replace(rig._settings, grpc_port=port)
+        rig._settings = msgspec.structs.replace(rig._settings, port=port)
         await rig.start()
         assert len({r.id for r in await calls}) == 20
         await (await asyncio.wait_for(waiting, 30)).ack()
@@ -252,7 +259,7 @@ async def test_call_too_large_for_the_server_fails_alone_and_others_count_once(t
 
             async def large() -> None:
                 await asyncio.sleep(0.003)
-                with pytest.raises(ResourceExhausted, match="larger than max"):
+                with pytest.raises(BadRequest, match="over the server's limit of 1048576"):
                     await hl.enqueue_batch("jobs", [Outgoing(b"x" * (2 << 20))])
 
             await asyncio.gather(*(small(i) for i in range(60)), large(), *(small(i) for i in range(60)))

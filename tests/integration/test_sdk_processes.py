@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 async def test_server_killed_under_256_coroutines_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    flags = ("--insecure-everybody", "--grpc-port", str(free_port()))
+    flags = ("--insecure-everybody", "--port", str(free_port()))
     asked: Counter[bytes] = Counter()
     ids: dict[bytes, int] = {}
     acked: Counter[bytes] = Counter()
@@ -133,7 +133,7 @@ async def test_client_waits_for_a_starting_server_and_reads_its_key(
     async with heapline.connect(f"localhost:{port}", deadline=60) as hl:
         early = asyncio.ensure_future(hl.create_topic("jobs", **SMALL))
         await asyncio.sleep(0)
-        async with Process(tmp_path / "data", "--grpc-port", str(port)):
+        async with Process(tmp_path / "data", "--port", str(port)):
             assert (await early).name == "jobs"
 
 
@@ -182,14 +182,10 @@ async def test_unused_client_created_before_a_fork_serves_both_processes(
 
 
 @pytest.mark.parametrize(("connect", "once"), WAYS)
-async def test_client_used_before_a_fork_says_what_to_do_in_the_child(server: Process, connect: str, once: str) -> None:
-    child, status, parent = await forked(server, connect, once, "used")
-    assert child == (
-        "child BadRequest this process was forked from one that had already used a Heapline client, and gRPC does not "
-        "survive that; use clients only after the fork (connect() alone does not connect), or start processes with "
-        "'spawn'"
-    )
-    assert (status, parent) == ("status 0", "parent True")
+async def test_client_used_before_a_fork_serves_both_processes(server: Process, connect: str, once: str) -> None:
+    assert await forked(server, connect, once, "used") == ["child True", "status 0", "parent True"]
+    async with heapline.connect(server.target) as hl:
+        assert (await hl.stats("jobs")).ready == 3
 
 
 CHILDREN = """
@@ -261,20 +257,17 @@ async def pooled(server: Process, *arguments: str) -> list[str]:
     return told.decode().splitlines()
 
 
-async def test_pool_of_forked_processes_uses_clients_that_its_parent_made(server: Process) -> None:
-    *children, parent = await pooled(server)
+@pytest.mark.parametrize("used", [(), ("used",)])
+async def test_pool_of_forked_processes_uses_clients_that_its_parent_made(
+    server: Process, used: tuple[str, ...]
+) -> None:
+    *children, parent = await pooled(server, *used)
     assert all(child.isdecimal() for child in children), children
     assert parent == "parent int"
     async with heapline.connect(server.target) as hl:
         found = Counter(m.payload for m in await hl.pop("jobs", 1000))
-    numbers = [*range(30), 2000]
+    numbers = [*range(30), 2000, *([1000] if used else [])]
     assert found == Counter({b"%d" % n: 2 for n in numbers} | {b'{"n":%d}' % n: 1 for n in numbers})
-
-
-async def test_client_used_before_fork_raises_in_the_child_without_hanging(server: Process) -> None:
-    told, parent = await pooled(server, "used")
-    assert told.startswith("BadRequest: this process was forked from one that had already used a Heapline client")
-    assert parent == "parent int"
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
@@ -317,6 +310,12 @@ async def test_blocking_client_has_the_whole_contract_and_consumes(server: Proce
         assert got == [b"0", b"1", b"2"]
         stats = hl.within(5).stats("mail")
         assert (stats.ready, stats.leased) == (2, 0)
+        for batch in hl.consume_batches("mail", 10):
+            assert batch.payloads == [b"3", b"4"]
+            batch[0].ack()
+            batch[1:].ack()
+            break
+        assert hl.stats("mail").acked_total == 5
         assert [frame.topic for frame in hl.read_log("mail")][:1] == ["mail"]
         hl.close()
         hl.close()
@@ -344,22 +343,28 @@ async def test_tasks_are_enqueued_from_threads_without_a_loop(server: Process) -
     await app.close()
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # asyncio's, for connections that their loop left open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_app_used_from_a_loop_a_call_does_not_gather_connections(server: Process) -> None:
     """As asgiref's async_to_sync does it for Django."""
     async with Proxy(server.target) as proxy:
-        app = heapline.App(proxy.target)
 
-        @app.task(topic="jobs")
-        def work(n: int) -> None: ...
+        async def use() -> None:
+            app = heapline.App(proxy.target)
 
-        def call(n: int) -> None:
-            asyncio.run(work.enqueue(n))
+            @app.task(topic="jobs")
+            def work(n: int) -> None: ...
 
-        for n in range(12):
-            await asyncio.to_thread(call, n)
+            def call(n: int) -> None:
+                asyncio.run(work.enqueue(n))
+
+            for n in range(12):
+                await asyncio.to_thread(call, n)
+            await until(few)
 
         async def few() -> bool:
             gc.collect()
             return proxy.connections <= 2
 
-        await until(few)
+        await use()
+        gc.collect()  # the last connection too, here, where the warning is expected

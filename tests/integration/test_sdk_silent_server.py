@@ -14,8 +14,9 @@ import pytest
 
 import heapline
 from heapline.client.tasks import Worker
-from heapline.client.transports import grpc, transport
+from heapline.client.transports import transport
 from heapline.contract.errors import DeadlineExceeded, LeaseLost
+from heapline.wire.frames import peer
 from tests.integration.proxy import Proxy
 from tests.integration.server_rig import Rig, until
 
@@ -30,8 +31,8 @@ class Silence:
 
 @pytest.fixture
 async def silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Silence]:
-    monkeypatch.setattr(grpc, "KEEPALIVE_MS", 1000)
-    async with Rig(tmp_path, keepalive=1.0) as rig, Proxy(rig.target) as first, Proxy(rig.target) as second:
+    monkeypatch.setattr(peer, "SILENCE_SECONDS", 0.5)
+    async with Rig(tmp_path) as rig, Proxy(rig.target) as first, Proxy(rig.target) as second:
         await rig.behind.create_topic("jobs", **rig.small)
         yield Silence(rig, first, second)
 
@@ -51,7 +52,7 @@ async def test_every_call_continues_at_the_next_server_and_counts_once(silence: 
 async def test_call_to_the_only_server_ends_at_its_deadline_with_the_cause(
     silence: Silence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc, "KEEPALIVE_MS", 600_000)
+    monkeypatch.setattr(peer, "SILENCE_SECONDS", 600.0)
     monkeypatch.setattr(transport, "CLOSE_SECONDS", 0.1)
     async with heapline.connect(silence.first.target, deadline=40) as hl:
         await hl.enqueue("jobs", b"before")

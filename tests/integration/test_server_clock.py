@@ -41,7 +41,7 @@ class Shifted:
 
     async def __aenter__(self) -> Shifted:
         await self.server.__aenter__()
-        self.client = await RawGrpc(self.server.target, credential=read_admin_key(self.data).reveal()).__aenter__()
+        self.client = await RawGrpc(self.server.grpc_target, credential=read_admin_key(self.data).reveal()).__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -165,7 +165,7 @@ async def test_token_lives_by_the_wall(tmp_path: Path) -> None:
     guard.users.add(EMAIL, PASSWORD, ["*:produce,consume"])
     token = await guard.login(EMAIL, PASSWORD)
     await guard.close()
-    async with shifted, RawGrpc(shifted.server.target, credential=f"Bearer {token.reveal()}") as eve:
+    async with shifted, RawGrpc(shifted.server.grpc_target, credential=f"Bearer {token.reveal()}") as eve:
         await shifted.client.create_topic("jobs", segment_bytes=1 << 20)
         await eve.enqueue("jobs", b"hers")
         for jump in (HOUR, -HOUR, DAY, -DAY):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from heapline.client.transports.native import NativeBroker
 from tests.integration.proxy import Proxy
 from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_audit import audit_topics, check_record, lives
@@ -28,7 +29,7 @@ async def play(place: Path, cuts: int, seed: int) -> Load:
     print(f"seed {seed}")
     draw, load = random.Random(seed), Load(seed)
     server = Process(place / "data", "--insecure-everybody")
-    async with server, RawGrpc(server.target) as straight:
+    async with server, NativeBroker(server.target) as straight:
         await make_topics(straight)
         sockets = server.open_sockets()
         async with contextlib.AsyncExitStack() as stack:
@@ -36,11 +37,15 @@ async def play(place: Path, cuts: int, seed: int) -> Load:
             stack.push_async_callback(load.abandon)
             for turn in range(cuts + 1):
                 proxy = await stack.enter_async_context(Proxy(server.target))
-                load.link.point_to(await stack.enter_async_context(RawGrpc(proxy.target)))
+                streams = await stack.enter_async_context(Proxy(server.grpc_target))
+                load.link.point_to(
+                    await stack.enter_async_context(NativeBroker(proxy.target)),
+                    await stack.enter_async_context(RawGrpc(streams.target)),
+                )
                 await asyncio.sleep(draw.uniform(0.1, 0.6))
                 load.check_alive()
                 if turn < cuts:
-                    await break_off(proxy, draw)
+                    await asyncio.gather(break_off(proxy, draw), break_off(streams, draw))
             await load.stop()
 
         async def left() -> bool:

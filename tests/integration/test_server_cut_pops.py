@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from heapline.client.transports.native import NativeBroker
 from heapline.contract.errors import UnavailableError
 from heapline.contract.leases import Pop
 from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request
+from heapline.wire.frames import peer
 from tests.integration.cuttable_client import Cuttable, answered, fill
 from tests.integration.proxy import Proxy
 from tests.integration.raw_grpc import RawGrpc
@@ -26,10 +28,13 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         yield rig
 
 
-@pytest.fixture
-async def world(rig: Rig) -> AsyncIterator[Cuttable]:
-    async with Proxy(rig.target) as proxy, Cuttable(rig, proxy) as world:
-        yield world
+@pytest.fixture(params=["native", "grpc"])
+async def world(rig: Rig, request: pytest.FixtureRequest) -> AsyncIterator[Cuttable]:
+    is_native = request.param == "native"
+    async with Proxy(rig.target if is_native else rig.grpc_target) as proxy:
+        client = NativeBroker(proxy.target) if is_native else RawGrpc(proxy.target)
+        async with Cuttable(rig, proxy, client) as world:
+            yield world
 
 
 async def test_waiting_pop_whose_connection_dies_takes_nothing_any_more(world: Cuttable) -> None:
@@ -141,7 +146,11 @@ async def test_pop_cancelled_between_its_answer_and_its_handler_gives_the_messag
 
 
 async def test_client_that_vanished_without_a_word_takes_no_more_messages(tmp_path: Path) -> None:
-    async with Rig(tmp_path, keepalive=1.0) as rig, Proxy(rig.target) as proxy, RawGrpc(proxy.target) as client:
+    async with (
+        Rig(tmp_path, grpc_keepalive=1.0) as rig,
+        Proxy(rig.grpc_target) as proxy,
+        RawGrpc(proxy.target) as client,
+    ):
         await rig.broker.create_topic("jobs", **rig.small)
         stream = client.calls.stream("PopStream", Requests(pop_start(credits=5)))
         waiting = [asyncio.ensure_future(anext(stream)), asyncio.ensure_future(client.pop("jobs", wait=60.0))]
@@ -158,3 +167,21 @@ async def test_client_that_vanished_without_a_word_takes_no_more_messages(tmp_pa
         for future in waiting:
             future.cancel()
         await asyncio.wait(waiting)
+
+
+async def test_native_client_that_vanished_takes_no_more_messages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "SILENCE_SECONDS", 0.5)
+    async with Proxy(rig.target) as proxy, NativeBroker(proxy.target) as client:
+        waiting = asyncio.ensure_future(client.pop("jobs", wait=60.0))
+
+        async def under_way(count: int) -> bool:
+            return rig.server.gate.requests_open == count
+
+        await until(lambda: under_way(1))
+        proxy.vanish()
+        await until(lambda: under_way(0))
+        await fill(rig, 1)
+        stats = await rig.behind.stats("jobs")
+        assert (stats.ready, stats.leased_total) == (1, 0)
+        with pytest.raises(UnavailableError):
+            await asyncio.wait_for(waiting, 20)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from heapline.client.transports.native import NativeBroker
+from heapline.contract.broker import Broker
 from heapline.contract.columns import unpack
 from heapline.contract.errors import TopicNotFound, UnavailableError
 from heapline.contract.leases import Pop
@@ -34,7 +36,13 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 @pytest.fixture
 async def world(rig: Rig) -> AsyncIterator[Cuttable]:
-    async with Proxy(rig.target) as proxy, Cuttable(rig, proxy) as world:
+    async with Proxy(rig.grpc_target) as proxy, Cuttable(rig, proxy, RawGrpc(proxy.target)) as world:
+        yield world
+
+
+@pytest.fixture
+async def native_world(rig: Rig) -> AsyncIterator[Cuttable]:
+    async with Proxy(rig.target) as proxy, Cuttable(rig, proxy, NativeBroker(proxy.target)) as world:
         yield world
 
 
@@ -142,10 +150,18 @@ def ids_of(answer: Any) -> list[int]:
 
 
 async def test_repeated_batch_with_a_lost_response_is_recognized(world: Cuttable) -> None:
+    await repeat_batch(world)
+
+
+async def test_repeated_batch_with_a_lost_response_is_recognized_on_the_native_wire(native_world: Cuttable) -> None:
+    await repeat_batch(native_world)
+
+
+async def repeat_batch(world: Cuttable) -> None:
     epoch = await world.rig.behind.open_producer("jobs", "p")
     batch = [Outgoing(b"%d" % i, seq=i) for i in range(10)]
 
-    async def send(broker: RawGrpc) -> list[Enqueued]:
+    async def send(broker: Broker) -> list[Enqueued]:
         return await broker.enqueue_batch("jobs", batch, producer_id="p", epoch=epoch, answered_below=0)
 
     world.proxy.hold()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from heapline.client.target import ClientTls
+from heapline.client.transports.native import NativeBroker
 from heapline.contract.errors import PermissionDenied, Unauthenticated
 from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_process import Process
@@ -31,19 +33,19 @@ def keys(data: Path, *words: str) -> str:
 async def test_first_start_creates_an_admin_key(tmp_path: Path) -> None:
     data = tmp_path / "data"
     async with Process(data) as server:
-        async with RawGrpc(server.target) as nobody:
+        async with RawGrpc(server.grpc_target) as nobody:
             with pytest.raises(Unauthenticated):
                 await nobody.list_topics()
-        async with RawGrpc(server.target, credential="hl_0000_wrong") as wrong:
+        async with RawGrpc(server.grpc_target, credential="hl_0000_wrong") as wrong:
             with pytest.raises(Unauthenticated):
                 await wrong.list_topics()
         admin_key = (data / "admin.key").read_text().strip()
-        async with RawGrpc(server.target, credential=admin_key) as admin:
+        async with RawGrpc(server.grpc_target, credential=admin_key) as admin:
             await admin.create_topic("orders", segment_bytes=1 << 20)
             await admin.create_topic("secrets", segment_bytes=1 << 20)
             told = await asyncio.to_thread(keys, data, "create", "--name", "worker", "--scope", "orders:produce")
             worker_key = next(word for word in told.split() if word.startswith("hl_"))
-            async with RawGrpc(server.target, credential=f"Bearer {worker_key}") as worker:
+            async with RawGrpc(server.grpc_target, credential=f"Bearer {worker_key}") as worker:
                 await worker.enqueue("orders", b"x")
                 with pytest.raises(PermissionDenied):
                     await worker.enqueue("secrets", b"x")
@@ -78,17 +80,22 @@ async def test_over_tls_the_command_line_ends_an_open_stream_and_a_waiting_pop(t
         told = await asyncio.to_thread(keys, data, "create", "--name", "worker", "--scope", "jobs:consume")
         worker_key = next(word for word in told.split() if word.startswith("hl_"))
         tls = ClientTls(ca=certs / "ca.crt", certificate=certs / "client.crt", key=certs / "client.key")
-        target = f"heaplines://{server.target}"
+        target = f"heapline+tls://{server.grpc_target}"
         async with (
+            contextlib.AsyncExitStack() as stack,
             RawGrpc(target, credential=(data / "admin.key").read_text().strip(), tls=tls) as admin,
             RawGrpc(target, credential=worker_key, tls=tls) as worker,
         ):
             await admin.create_topic("jobs", segment_bytes=1 << 20)
             stream = asyncio.ensure_future(anext(worker.calls.stream("PopStream", Requests(pop_start(credits=1)))))
             popping = asyncio.ensure_future(worker.pop("jobs", wait=600))
+            native = await stack.enter_async_context(
+                NativeBroker(f"heapline+tls://{server.target}", credential=worker_key, tls=tls)
+            )
+            waiting = asyncio.ensure_future(native.pop("jobs", wait=600))
             await asyncio.sleep(0.5)
             await asyncio.to_thread(keys, data, "revoke", worker_key.split("_")[1])
-            for call in (stream, popping):
+            for call in (stream, popping, waiting):
                 with pytest.raises(Unauthenticated):
                     await asyncio.wait_for(call, 20)  # two seconds on a machine that has nothing else to do
         calls = [json.loads(line)["call"] for line in (data / "audit.jsonl").read_text().splitlines()]
@@ -103,7 +110,8 @@ async def test_over_tls_the_command_line_ends_an_open_stream_and_a_waiting_pop(t
 async def test_server_that_would_be_open_to_others_does_not_start_without_tls(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    command = ["serve", "--data", str(tmp_path / "data"), "--host", "0.0.0.0", "--grpc-port", "0", "--http-port", "0"]
+    ports = ["--port", "0", "--grpc-port", "0", "--http-port", "0"]
+    command = ["serve", "--data", str(tmp_path / "data"), "--host", "0.0.0.0", *ports]
     done = await asyncio.to_thread(heapline, *command, *flags, check=False)
     assert done.returncode != 0
     assert "--plaintext" in done.stderr or "nowhere.key" in done.stderr

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from heapline.client.transports.native import NativeBroker
 from heapline.contract.errors import HeaplineError
 from heapline.contract.message import Outgoing
-from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_process import Process
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ class Ledger:
         self.acked: set[bytes] = set()
 
 
-async def produce(broker: RawGrpc, ledger: Ledger, name: int) -> None:
+async def produce(broker: NativeBroker, ledger: Ledger, name: int) -> None:
     number = 0
     while True:
         payloads = [b"%d-%d" % (name, number + i) for i in range(BATCH)]
@@ -38,7 +38,7 @@ async def produce(broker: RawGrpc, ledger: Ledger, name: int) -> None:
         ledger.enqueued.update(payloads)
 
 
-async def consume(broker: RawGrpc, ledger: Ledger) -> None:
+async def consume(broker: NativeBroker, ledger: Ledger) -> None:
     while True:
         messages = await broker.pop("jobs", BATCH // 2, wait=1.0, visibility=LEASE)
         payloads = [m.payload for m in messages]
@@ -47,7 +47,7 @@ async def consume(broker: RawGrpc, ledger: Ledger) -> None:
         ledger.acked.update(payloads)
 
 
-async def drain(broker: RawGrpc) -> list[bytes]:
+async def drain(broker: NativeBroker) -> list[bytes]:
     found: list[bytes] = []
     while True:
         messages = await broker.pop("jobs", 1000, wait=0.2)
@@ -61,7 +61,7 @@ async def drain(broker: RawGrpc) -> list[bytes]:
 
 async def test_killed_server_keeps_every_acknowledged_call(tmp_path: Path) -> None:
     ledger = Ledger()
-    async with Process(tmp_path / "data", "--insecure-everybody") as server, RawGrpc(server.target) as broker:
+    async with Process(tmp_path / "data", "--insecure-everybody") as server, NativeBroker(server.target) as broker:
         await broker.create_topic("jobs", segment_bytes=1 << 20, backoff={"base": 0.0})
         work = [produce(broker, ledger, n) for n in range(3)] + [consume(broker, ledger) for _ in range(3)]
         tasks = [asyncio.ensure_future(w) for w in work]
@@ -71,7 +71,7 @@ async def test_killed_server_keeps_every_acknowledged_call(tmp_path: Path) -> No
         await server.kill()
         ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
         assert all(isinstance(end, HeaplineError) for end in ends), ends
-    async with Process(tmp_path / "data", "--insecure-everybody") as server, RawGrpc(server.target) as broker:
+    async with Process(tmp_path / "data", "--insecure-everybody") as server, NativeBroker(server.target) as broker:
         async with asyncio.timeout(60):
             found = await drain(broker)
         left = set(found)
@@ -82,7 +82,7 @@ async def test_killed_server_keeps_every_acknowledged_call(tmp_path: Path) -> No
 
 
 async def test_terminated_server_finishes_and_leaves_cleanly(tmp_path: Path) -> None:
-    async with Process(tmp_path / "data", "--insecure-everybody") as server, RawGrpc(server.target) as broker:
+    async with Process(tmp_path / "data", "--insecure-everybody") as server, NativeBroker(server.target) as broker:
         await broker.create_topic("jobs", segment_bytes=1 << 20)
         await broker.enqueue("jobs", b"x")
         waiting = asyncio.ensure_future(broker.pop("jobs", 1, wait=0, visibility=60))

@@ -17,6 +17,8 @@ import yaml
 from typer.testing import CliRunner
 
 from heapline.cli.main import app
+from heapline.client.transports.native import NativeBroker
+from heapline.contract.broker import Broker
 from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_audit import BatchAudit, audit_topics, check_record, lives
 from tests.integration.server_load import TOPICS, Load, Record, make_topics
@@ -30,7 +32,7 @@ def verify(data: Path) -> None:
     assert verdict.exit_code == 0, verdict.output
 
 
-async def drain(broker: RawGrpc, record: Record) -> None:
+async def drain(broker: Broker, record: Record) -> None:
     """Pop and ack everything, as a worker would in the end."""
     for topic in TOPICS:
         while True:
@@ -53,7 +55,7 @@ async def play(place: Path, kills: int, seed: int) -> tuple[Load, dict[str, list
     config.write_text(yaml.safe_dump({"broker": BROKER}))
     server = Process(data, "--insecure-everybody", "--config", str(config))
     async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(server.__aexit__)
+        stack.push_async_exit(server)
         for turn in range(kills + 1):
             if turn and draw.random() < 0.2:  # killed while it opens
                 await server.spawn()
@@ -61,12 +63,13 @@ async def play(place: Path, kills: int, seed: int) -> tuple[Load, dict[str, list
                 await server.kill()
                 verify(data)
             await server.__aenter__()
-            broker = await stack.enter_async_context(RawGrpc(server.target))
+            broker = await stack.enter_async_context(NativeBroker(server.target))
+            streams = await stack.enter_async_context(RawGrpc(server.grpc_target))
             if turn == 0:
                 await make_topics(broker)
                 load.start()
                 stack.push_async_callback(load.abandon)
-            load.link.point_to(broker)
+            load.link.point_to(broker, streams)
             await asyncio.sleep(draw.choice([0.1, 0.5, 1.0]) + draw.uniform(0, 0.5))
             load.check_alive()
             if turn < kills:

@@ -23,7 +23,7 @@ from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_process import Process
 from tests.integration.test_fixture_v1 import FIXTURES, VERSIONS
 
-SETTINGS = ServerSettings(grpc_port=0, http_port=0)
+SETTINGS = ServerSettings(port=0, grpc_port=0, http_port=0)
 
 
 @pytest.fixture(params=VERSIONS)
@@ -69,12 +69,12 @@ async def test_old_directory_is_served_by_a_real_process_to_the_last_message(
 ) -> None:
     """Today: leases have ended, delays are over. What lives is handed out once, acked, and gone after a restart."""
     server = Process(data, "--insecure-everybody")
-    async with server, RawGrpc(server.target) as hl, asyncio.timeout(60):
+    async with server, RawGrpc(server.grpc_target) as hl, asyncio.timeout(60):
         await check_promises(hl, expected)
         served = [(name, id) for name in expected["topics"] for id in await drain(hl, name)]
         assert len(served) == len(set(served)) > 100
         assert await server.terminate() == 0
-    async with server, RawGrpc(server.target) as hl:
+    async with server, RawGrpc(server.grpc_target) as hl:
         for name in expected["topics"]:
             stats = await hl.stats(name)
             assert (stats.ready, stats.leased, stats.dead) == (0, 0, 0), name

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from heapline.client.transports.native import NativeBroker
 from heapline.contract.errors import UnavailableError
 from heapline.wire.descriptors import pb
 from tests.integration.raw_grpc import RawGrpc
@@ -29,15 +30,16 @@ async def play(place: Path, stops: int, seed: int) -> Load:
     draw, load = random.Random(seed), Load(seed)
     server = Process(place / "data", "--insecure-everybody")
     async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(server.__aexit__)
+        stack.push_async_exit(server)
         for turn in range(stops + 1):
             await server.__aenter__()
-            broker = await stack.enter_async_context(RawGrpc(server.target))
+            broker = await stack.enter_async_context(NativeBroker(server.target))
+            streams = await stack.enter_async_context(RawGrpc(server.grpc_target))
             if turn == 0:
                 await make_topics(broker)
                 load.start()
                 stack.push_async_callback(load.abandon)
-            load.link.point_to(broker)
+            load.link.point_to(broker, streams)
             await asyncio.sleep(draw.uniform(0.3, 1.2))
             load.check_alive()
             if turn < stops:
@@ -73,7 +75,7 @@ async def test_server_with_idle_clients_stops_immediately(tmp_path: Path) -> Non
     config = tmp_path / "server.yaml"
     config.write_text("stop_grace: 3600\n")
     server = Process(tmp_path / "data", "--insecure-everybody", "--config", str(config))
-    async with server, RawGrpc(server.target) as broker:
+    async with server, RawGrpc(server.grpc_target) as broker, NativeBroker(server.target) as native:
         await broker.create_topic("jobs", segment_bytes=1 << 20)
         ways = [
             broker.calls.stream("PopStream", Requests(pop_start(credits=5))),
@@ -83,8 +85,10 @@ async def test_server_with_idle_clients_stops_immediately(tmp_path: Path) -> Non
         ]
         idle = [asyncio.ensure_future(anext(way)) for way in ways]
         idle.append(asyncio.ensure_future(broker.pop("jobs", wait=3600)))
-        idle.append(asyncio.ensure_future(watch_health(server.target)))
+        idle.append(asyncio.ensure_future(native.pop("jobs", wait=3600)))
+        idle.append(asyncio.ensure_future(watch_health(server.grpc_target)))
         await broker.stats("jobs")
+        await native.stats("jobs")
         await asyncio.sleep(0.2)
         assert not any(future.done() for future in idle)
         assert await server.terminate() == 0

@@ -58,7 +58,7 @@ class Server:
     def __enter__(self) -> Server:
         self._loop.run(self._process.__aenter__())
         # The same port from now on: whoever writes finds it again.
-        self._process._flags = ("--grpc-port", self._process.target.rpartition(":")[2])
+        self._process._flags = ("--port", self._process.target.rpartition(":")[2])
         self.where = {"heapline.url": self._process.target, "heapline.api_key_file": str(self.data / "admin.key")}
         return self
 

@@ -12,7 +12,7 @@ pa = pytest.importorskip("pyarrow")
 
 import numpy as np  # noqa: E402
 
-from heapline.client.transports.blocking_grpc import BlockingGrpc  # noqa: E402
+from heapline.client.transports.blocking_calls import BlockingCalls  # noqa: E402
 from heapline.contract import log  # noqa: E402
 from heapline.contract.columns import pack  # noqa: E402
 from heapline.contract.errors import BadRequest, PermissionDenied, TopicNotFound  # noqa: E402
@@ -65,7 +65,7 @@ async def test_server_pins_the_state_it_returns_while_the_queue_changes(tmp_path
 async def test_state_requires_the_consume_right_and_a_valid_request(tmp_path: Path) -> None:
     keys = Keys(admin="*:produce,consume,admin", reader="jobs:consume", writer="jobs:produce")
     async with Rig(tmp_path, keys) as rig:
-        calls = {name: BlockingGrpc([rig.target], name) for name in ("admin", "reader", "writer")}
+        calls = {name: BlockingCalls([rig.target], name) for name in ("admin", "reader", "writer")}
         await asyncio.to_thread(calls["admin"].do, CreateTopic("jobs"))
 
         def pin(name: str, topic: str = "jobs") -> Any:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from heapline.cli.main import app
 from heapline.client.target import ClientTls, parse_target
+from heapline.client.transports.native import NativeBroker
 from heapline.contract.errors import BadRequest, HeaplineError, Unauthenticated, UnavailableError
 from heapline.server.auth.guard import DirectoryGuard
 from heapline.server.auth.tls import TlsFiles
@@ -53,9 +54,18 @@ def client_tls(ca: Path, own: Path | None = None) -> ClientTls:
 
 
 async def ask_grpc(rig: Rig, ca: Path, own: Path | None = None, credential: str | None = "key") -> None:
-    url = f"heaplines://localhost:{rig.server.grpc_port}"
+    url = f"heapline+tls://localhost:{rig.server.grpc_port}"
     async with RawGrpc(url, credential=credential, tls=client_tls(ca, own), timeout=10) as broker:
         await broker.list_topics()
+
+
+async def ask_native(rig: Rig, ca: Path, own: Path | None = None, credential: str | None = "key") -> None:
+    url = f"heapline+tls://localhost:{rig.server.port}"
+    async with NativeBroker(url, credential=credential, tls=client_tls(ca, own), timeout=10) as broker:
+        await broker.list_topics()
+        assert broker._connection is not None
+        tls = broker._connection._transport.get_extra_info("ssl_object")
+        assert tls.selected_alpn_protocol() == "heapline/1"
 
 
 async def ask_http(rig: Rig, ca: Path, own: Path | None = None, credential: str = "key") -> int:
@@ -72,6 +82,7 @@ def some_key() -> Keys:
 async def test_all_interfaces_serve_tls_with_development_certificates(tmp_path: Path, certs: Path) -> None:
     async with Rig(tmp_path, some_key(), **server_tls(certs)) as rig:
         await ask_grpc(rig, certs)
+        await ask_native(rig, certs)
         assert await ask_http(rig, certs) == 200
         assert await ask_http(rig, certs, credential="wrong") == 401
 
@@ -80,11 +91,15 @@ async def test_client_without_tls_or_with_another_authority_gets_nowhere(
     tmp_path: Path, certs: Path, strangers: Path
 ) -> None:
     async with Rig(tmp_path, some_key(), **server_tls(certs)) as rig:
-        async with RawGrpc(rig.target, credential="key", timeout=10) as plain:
+        async with RawGrpc(rig.grpc_target, credential="key", timeout=10) as plain:
             with pytest.raises(UnavailableError):
                 await plain.list_topics()
-        with pytest.raises(UnavailableError):
-            await ask_grpc(rig, strangers)
+        async with NativeBroker(rig.target, credential="key", timeout=10) as plain_native:
+            with pytest.raises(UnavailableError):
+                await plain_native.list_topics()
+        for ask in (ask_grpc, ask_native):
+            with pytest.raises(UnavailableError):
+                await ask(rig, strangers)
         with pytest.raises(httpx.ConnectError):
             await ask_http(rig, strangers)
         async with httpx.AsyncClient(trust_env=False) as http:
@@ -94,14 +109,16 @@ async def test_client_without_tls_or_with_another_authority_gets_nowhere(
 
 async def test_mtls_requires_a_certificate_that_grants_no_rights(tmp_path: Path, certs: Path, strangers: Path) -> None:
     async with Rig(tmp_path, some_key(), **server_tls(certs, mtls=True)) as rig:
-        await ask_grpc(rig, certs, certs)
         assert await ask_http(rig, certs, certs) == 200
-        with pytest.raises(Unauthenticated):
-            await ask_grpc(rig, certs, certs, credential=None)
+        for ask in (ask_grpc, ask_native):
+            await ask(rig, certs, certs)
+            with pytest.raises(Unauthenticated):
+                await ask(rig, certs, certs, credential=None)
         assert await ask_http(rig, certs, certs, credential="wrong") == 401
         for own in (None, strangers):
-            with pytest.raises(UnavailableError):
-                await ask_grpc(rig, certs, own)
+            for ask in (ask_grpc, ask_native):
+                with pytest.raises(UnavailableError):
+                    await ask(rig, certs, own)
             with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError, httpx.ConnectError)):
                 await ask_http(rig, certs, own)
 
@@ -187,17 +204,17 @@ def test_tls_settings_that_do_not_fit_are_refused(given: dict[str, Path], match:
     [
         ("localhost:7400", "localhost:7400", False),
         ("heapline://q:1", "q:1", False),
-        ("heaplines://q", "q:7400", True),
-        ("heaplines://[::1]", "[::1]:7400", True),
-        ("heaplines://[::1]:9/", "[::1]:9", True),
+        ("heapline+tls://q", "q:7400", True),
+        ("heapline+tls://[::1]", "[::1]:7400", True),
+        ("heapline+tls://[::1]:9/", "[::1]:9", True),
     ],
 )
 def test_target_contains_address_and_tls(target: str, address: str, secure: bool) -> None:
-    found, tls = parse_target(target)
-    assert (found, tls is not None) == (address, secure)
+    found = parse_target(target)
+    assert (str(found), found.tls is not None) == (address, secure)
 
 
-@pytest.mark.parametrize("target", ["https://q", "heaplines://", "heaplines://q/path", ""])
+@pytest.mark.parametrize("target", ["https://", "heapline+tls://", "heapline+tls://q/path", ""])
 def test_target_that_names_no_server_is_refused(target: str) -> None:
     with pytest.raises(BadRequest):
         parse_target(target)

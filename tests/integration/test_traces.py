@@ -17,10 +17,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+import heapline
 from heapline.contract.call import HERE, Context
 from heapline.contract.errors import LeaseLost, TopicNotFound
 from heapline.contract.message import LeaseRef, Outgoing
 from heapline.contract.producer import Producer
+from heapline.contract.replays import Replay
 from heapline.engine import EmbeddedBroker
 from heapline.server.auth.principals import NoAuthGuard
 from heapline.server.server import Server
@@ -62,7 +64,7 @@ class TracedRig(Rig):
         await self.behind.__aenter__()
         self.server = Server(self.behind, self._guard, self._settings, traces=self.provider)
         await self.server.start()
-        self.broker = await TracedGrpc(self.target, self.provider).__aenter__()  # type: ignore[assignment]
+        self.broker = await TracedGrpc(self.grpc_target, self.provider).__aenter__()  # type: ignore[assignment]
 
 
 @pytest.fixture
@@ -126,8 +128,27 @@ def _check_attributes(found: list[ReadableSpan], expected: dict[str, Any]) -> No
     assert engine.start_time is not None
     assert engine.end_time is not None
     assert engine.end_time > engine.start_time
-    server_alone = {"heapline.face", "correlation_id"}
+    server_alone = {"heapline.interface", "correlation_id"}
     assert {name: value for name, value in (server.attributes or {}).items() if name not in server_alone} == expected
+
+
+async def test_trace_goes_from_the_sdk_over_the_native_wire_into_the_engine(
+    tmp_path: Path, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with TracedRig(tmp_path) as rig, heapline.connect(rig.target) as client:
+        await rig.behind.create_topic("jobs")
+        await client.enqueue("jobs", b"x")
+        [message] = await client.pop("jobs", wait=5.0)
+        await message.ack()
+        for call in ("Pop", "Ack"):
+            assert len(chain(spans, call)) == 3, "client, server and engine"
+        seen: list[str | None] = []
+        stream = rig.behind.stream
+        monkeypatch.setattr(rig.behind, "stream", lambda feed, given: seen.append(given.trace) or stream(feed, given))
+        with TracedRig.provider.get_tracer("program").start_as_current_span("program") as program:
+            assert [step async for step in client.stream(Replay("jobs"))]
+        of_program = program.get_span_context()  # a feed has no span of its own
+        assert [given[:52] for given in seen if given] == [f"00-{of_program.trace_id:032x}-{of_program.span_id:016x}"]
 
 
 async def test_span_of_a_failed_call_has_its_code_without_its_text(tmp_path: Path, spans: InMemorySpanExporter) -> None:
@@ -156,7 +177,8 @@ async def test_spans_contain_no_payload_and_only_known_attributes(tmp_path: Path
     assert SENTINEL not in told
     attributes = {name for span in spans.get_finished_spans() for name in span.attributes or {}}
     assert attributes <= {
-        "topic", "partition", "message_id", "messages", "lost", "producer_id", "code", "correlation_id", "heapline.face"
+        "topic", "partition", "message_id", "messages", "lost", "producer_id", "code", "correlation_id",
+        "heapline.interface",
     }  # fmt: skip
 
 
@@ -217,7 +239,7 @@ async def test_spans_are_sent_only_to_a_configured_collector(tmp_path: Path) -> 
         threading.Thread(target=collector.serve_forever).start()
         endpoint = f"http://127.0.0.1:{collector.server_port}"
         settings = ServerSettings(data=tmp_path / "data", otlp_endpoint=endpoint, trace_sample=1.0)
-        settings = msgspec.structs.replace(settings, grpc_port=0, http_port=0)
+        settings = msgspec.structs.replace(settings, port=0, grpc_port=0, http_port=0)
         async with EmbeddedBroker(str(tmp_path / "data")) as broker, Server(broker, NoAuthGuard(), settings) as server:
             async with RawGrpc(f"127.0.0.1:{server.grpc_port}") as client:
                 await client.create_topic("jobs", segment_bytes=1 << 20)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from heapline.client.target import ClientTls
-from heapline.client.transports import grpc as grpc_transport
-from heapline.client.transports.grpc import GrpcBroker
 from heapline.client.transports.http import HttpBroker
-from heapline.client.transports.transport import PopStream
+from heapline.client.transports.native import NativeBroker
 from heapline.contract.errors import BadRequest, Closed, UnavailableError
-from heapline.contract.leases import Pop
+from heapline.wire.frames import peer
 from tests.integration.cuttable_client import answered, fill
 from tests.integration.http_rig import HttpRig
 from tests.integration.proxy import Proxy
@@ -29,11 +26,9 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         yield rig
 
 
-async def test_grpc_transport_detects_a_server_that_vanished_silently(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grpc_transport, "KEEPALIVE_MS", 1500)
-    async with Proxy(rig.target) as proxy, GrpcBroker(proxy.target) as client:
+async def test_client_detects_a_server_that_vanished_silently(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "SILENCE_SECONDS", 0.5)
+    async with Proxy(rig.target) as proxy, NativeBroker(proxy.target) as client:
         popping = asyncio.ensure_future(client.pop("jobs", wait=60.0))
 
         async def waits() -> bool:
@@ -47,7 +42,7 @@ async def test_grpc_transport_detects_a_server_that_vanished_silently(
 
 async def test_pop_cancelled_with_its_answer_on_the_wire_returns_the_messages(rig: Rig) -> None:
     await fill(rig, 3)
-    async with Proxy(rig.target) as proxy, GrpcBroker(proxy.target) as client:
+    async with Proxy(rig.target) as proxy, NativeBroker(proxy.target) as client:
         await client.stats("jobs")  # it is connected
         proxy.hold()
         popping = asyncio.ensure_future(client.pop("jobs", 2, wait=60.0))
@@ -69,24 +64,8 @@ async def test_pop_cancelled_with_its_answer_on_the_wire_returns_the_messages(ri
         await until(all_back)
 
 
-async def test_credits_that_fail_end_a_pop_stream_with_their_error(rig: Rig) -> None:
-    async def credits() -> AsyncIterator[int]:
-        yield 1
-        raise LookupError("no more credits")
-
-    async with GrpcBroker(rig.target) as client:
-        stream: Any = client.stream(PopStream(Pop("jobs"), credits()))
-        with pytest.raises(LookupError, match="no more credits"):
-            await asyncio.wait_for(anext(stream), 20)
-
-    async def ended() -> bool:
-        return not rig.server.gate.requests_open
-
-    await until(ended)
-
-
 async def test_server_that_does_not_exist_is_unavailable() -> None:
-    async with GrpcBroker("127.0.0.1:1") as nowhere:
+    async with NativeBroker("127.0.0.1:1") as nowhere:
         with pytest.raises(UnavailableError):
             await nowhere.list_topics()
     with pytest.raises(Closed):
@@ -104,5 +83,5 @@ async def test_http_transport_reports_a_stopped_server_as_unavailable(tmp_path: 
 
 
 def test_tls_files_for_a_plain_target_are_rejected() -> None:
-    with pytest.raises(BadRequest, match="heaplines://q:1"):
-        GrpcBroker("heapline://q:1", tls=ClientTls())
+    with pytest.raises(BadRequest, match="does not use TLS"):
+        NativeBroker("heapline://q:1", tls=ClientTls())

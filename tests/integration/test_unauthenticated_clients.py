@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from typing import Any
 import grpc
 import pytest
 
+import heapline
+from heapline.contract.errors import Unauthenticated
 from heapline.server.protocols import grpc as grpc_protocol
-from heapline.server.protocols import pages
+from heapline.server.protocols import native, pages
 from heapline.server.protocols.http_server import HEAD_BYTES_MAX, BoundedProtocol
 from heapline.wire.descriptors import METHODS, SERVICE
+from heapline.wire.frames.format import Kind
 from tests.integration.guarded_rig import EMAIL, GuardedRig
 from tests.unit.server.auth.rig import PASSWORD
 
@@ -64,7 +68,7 @@ async def test_unauthenticated_bytes_are_not_parsed(
     parsed: list[bytes] = []
     monkeypatch.setattr(grpc_protocol, "_parse", lambda method, data: parsed.append(data) or method.request())
     method = METHODS[name]
-    async with grpc.aio.insecure_channel(rig.target) as channel:
+    async with grpc.aio.insecure_channel(rig.grpc_target) as channel:
         path = f"/{SERVICE}/{name}"
         call: Any
         if method.streams_in:
@@ -79,7 +83,7 @@ async def test_unauthenticated_bytes_are_not_parsed(
 
 
 async def test_malformed_request_of_an_authenticated_caller_is_reported(rig: GuardedRig) -> None:
-    async with grpc.aio.insecure_channel(rig.target) as channel:
+    async with grpc.aio.insecure_channel(rig.grpc_target) as channel:
         metadata = (("authorization", f"Bearer {rig.admin_key}"),)
         call: Any = channel.unary_unary(f"/{SERVICE}/Stats")(GARBAGE, metadata=metadata)
         assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -87,7 +91,7 @@ async def test_malformed_request_of_an_authenticated_caller_is_reported(rig: Gua
 
 async def test_unauthenticated_request_is_rejected_before_it_is_received(rig: GuardedRig) -> None:
     """The client is cut off, or tells that it was refused, with most of its request unsent."""
-    async with grpc.aio.insecure_channel(rig.target, options=[("grpc.max_send_message_length", -1)]) as channel:
+    async with grpc.aio.insecure_channel(rig.grpc_target, options=[("grpc.max_send_message_length", -1)]) as channel:
         large = b"\0" * (70 << 20)  # over what the server takes: who has to read it to say no says that it is too large
         call: Any = channel.unary_unary(f"/{SERVICE}/Enqueue")(large)
         assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAUTHENTICATED
@@ -97,6 +101,59 @@ async def test_unauthenticated_request_is_rejected_before_it_is_received(rig: Gu
             assert await asyncio.wait_for(stats.code(), 20) is grpc.StatusCode.OK
         call = channel.unary_unary(f"/{SERVICE}/Enqueue")(large, metadata=metadata)
         assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+# -- native --------------------------------------------------------------------------------------------------------
+
+
+async def open_native(rig: GuardedRig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", rig.server.port)
+
+
+async def test_native_connection_without_hello_is_closed(rig: GuardedRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "HELLO_SECONDS", 0.1)
+    reader, writer = await open_native(rig)
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+    writer.close()
+
+
+async def test_unauthenticated_native_connections_are_limited_per_address(
+    rig: GuardedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "STRANGERS_MAX", 3)
+    async with heapline.connect(rig.target, api_key=rig.admin_key) as known:
+        await known.list_topics()  # authenticated, so it does not count
+        opened = [await open_native(rig) for _ in range(3)]
+        reader, refused = await open_native(rig)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+        await known.list_topics()
+        for _, writer in (*opened, (reader, refused)):
+            writer.close()
+    async with asyncio.timeout(20), heapline.connect(rig.target, api_key=rig.admin_key) as another:
+        await another.list_topics()  # closed connections do not count
+
+
+async def test_native_connection_that_sends_more_than_hello_is_closed(rig: GuardedRig) -> None:
+    reader, writer = await open_native(rig)
+    writer.write((4085).to_bytes(4, "little") + b"\x01" + bytes(7))  # a HELLO one byte over the limit
+    answer = await asyncio.wait_for(reader.read(), 20)
+    assert answer[4] == Kind.GOAWAY
+    assert b"over the limit of 4084" in answer
+    writer.close()
+
+
+async def test_unix_socket_opens_for_the_server_s_user_only(tmp_path: Path) -> None:
+    path = tmp_path / "heapline.sock"
+    async with GuardedRig(tmp_path, unix_socket=path) as rig:
+        assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+        async with heapline.connect(f"unix://{path}", api_key=rig.admin_key) as hl:
+            await hl.list_topics()
+        async with heapline.connect(f"unix://{path}", api_key="hl_wrong_key") as hl:
+            with pytest.raises(Unauthenticated):
+                await hl.list_topics()
+    assert not path.exists()
 
 
 # -- HTTP ----------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[GuardedRig]:
 async def told_over_grpc(rig: GuardedRig, name: str, request: Any) -> tuple[str, str]:
     """The code, and every byte that a client gets to see."""
     method = METHODS[name]
-    async with grpc.aio.insecure_channel(rig.target) as channel:
+    async with grpc.aio.insecure_channel(rig.grpc_target) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(method.path)(
                 request.SerializeToString(), metadata=(("authorization", rig.admin_key),)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.client.transports.grpc import GrpcBroker
+from heapline.client.transports.native import NativeBroker
 from tests.integration.test_server_kill import Process as Server
 
 pytestmark = pytest.mark.slow
@@ -110,11 +110,11 @@ async def until(holds: Callable[[], Any], told: Callable[[], str] = str, seconds
 
 
 @asynccontextmanager
-async def served(tmp_path: Path) -> AsyncIterator[tuple[Path, str, GrpcBroker]]:
+async def served(tmp_path: Path) -> AsyncIterator[tuple[Path, str, NativeBroker]]:
     home = tmp_path / "home"
     home.mkdir()
     (home / "tasks.py").write_text(TASKS)
-    async with Server(tmp_path / "data", "--insecure-everybody") as server, GrpcBroker(server.target) as broker:
+    async with Server(tmp_path / "data", "--insecure-everybody") as server, NativeBroker(server.target) as broker:
         await broker.create_topic("jobs", segment_bytes=1 << 20, backoff={"base": 0.0}, max_retries_default=250)
         yield home, server.target, broker
 
@@ -279,7 +279,7 @@ async def test_worker_survives_a_killed_and_restarted_server(tmp_path: Path) -> 
     home = tmp_path / "home"
     home.mkdir()
     (home / "tasks.py").write_text(TASKS)
-    async with Server(tmp_path / "data", "--insecure-everybody") as server, GrpcBroker(server.target) as broker:
+    async with Server(tmp_path / "data", "--insecure-everybody") as server, NativeBroker(server.target) as broker:
         await broker.create_topic("jobs", segment_bytes=1 << 20, backoff={"base": 0.0})
         ids = await enqueue(broker, "work", *[0.05] * 60)
         async with Worker(home, server.target, "--concurrency", "2", "--visibility", "2") as worker:
@@ -287,7 +287,7 @@ async def test_worker_survives_a_killed_and_restarted_server(tmp_path: Path) -> 
             server.process.kill()
             await server.process.wait()
             port = server.target.rpartition(":")[2]
-            async with Server(tmp_path / "data", "--insecure-everybody", "--grpc-port", port):
+            async with Server(tmp_path / "data", "--insecure-everybody", "--port", port):
                 done = set[int]()
                 await until(lambda: done.update(ends(home)) or done == set(ids), lambda: worker.said)
                 worker.process.terminate()

@@ -54,12 +54,12 @@ class _Story:
     def complaints(self, visible: set[Place]) -> Iterator[str]:
         there = self._all & visible
         answered = [call for call in self._commits if call.outcome == "ok"]
+        last_abort = max((call.started for call in self._aborts), default=-1)
+        possible = [call for call in self._commits if call.ended > last_abort]
         if answered:
             yield from self._numbers(answered)
-            possible = [answered[0]]
-        else:
-            last_abort = max((call.started for call in self._aborts), default=-1)
-            possible = [call for call in self._commits if call.ended > last_abort]
+            # An earlier commit of the same parts without an answer may be the one that took effect.
+            possible = [answered[0], *(call for call in possible if self._may_be_repeated_by(answered[0], call))]
         if any(self._explains(call, there) for call in possible):
             return
         if not answered and not there:
@@ -70,6 +70,10 @@ class _Story:
         wanted = self._wanted(possible[0])
         lacking, extra = sorted(wanted - there)[:5], sorted(there - wanted)[:5]
         yield f"{self.batch} (commit in call {possible[0].number}): {lacking} lack, {extra} should not be there"
+
+    @staticmethod
+    def _may_be_repeated_by(answered: Call, call: Call) -> bool:
+        return call.started < answered.started and set(call.args["parts"]) == set(answered.args["parts"])
 
     def _wanted(self, call: Call) -> set[Place]:
         return set().union(*(self._parts[part] for part in call.args["parts"]))

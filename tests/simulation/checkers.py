@@ -178,7 +178,7 @@ class BatchAllOrNothing:
         visible |= {name_in(d.payload) for rows in seen.listed.values() for d, _ in rows if d.payload is not None}
         for call in seen.history.of(seen.topic, "enqueue"):
             names = [message.name for message in call.args["messages"]]
-            if not call.args["atomic"] or len(names) < 2:
+            if not call.args["atomic"] or len(names) < 2 or not call.may_have_happened:
                 continue
             if call.outcome == "ok" and any(told.error for told in call.result):
                 yield f"call {call.number} refused some of an atomic batch and took others"
@@ -189,9 +189,12 @@ class BatchAllOrNothing:
 
     @staticmethod
     def _may_be_short(seen: Evidence, call: Call) -> bool:
-        if any(message.ttl is not None for message in call.args["messages"]):
+        messages = call.args["messages"]
+        if any(message.ttl is not None for message in messages):
             return True
-        return any(purge.ended > call.started for purge in seen.purges)
+        # An earlier send without an answer may have enqueued the batch before this call.
+        first = min(send.started for send in seen.sends[messages[0].name] if send.may_have_happened)
+        return any(purge.ended > first for purge in seen.purges)
 
 
 class NeverEarly:

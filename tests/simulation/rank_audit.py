@@ -1,9 +1,10 @@
 """Recomputes from the log of a topic how good every leased message was: its rank among all that were eligible.
 
 The log of each partition is in order; over partitions, spine sequences order what makes messages eligible and what
-leases them. Where an event carries no sequence (a nack without back-off, a cancellation) its place among the others of
-its unit is not known, and doubt acquits: a message is only counted while it was *certainly* eligible. So a rank found
-here is never too high, and one above `k` is a broken promise.
+leases them. A reschedule has a sequence too, from which on its message is ranked by its new key. Where an event carries
+no sequence (a nack without back-off, a cancellation) its place among the others of its unit is not known, and doubt
+acquits: a message is only counted while it was *certainly* eligible. So a rank found here is never too high, and one
+above `k` is a broken promise.
 
 Leases with one sequence are one step: the messages of a selection, handed out in the order of their keys.
 Rank is 1 + the number of certainly eligible messages that are strictly better and not of the same step; messages of
@@ -15,7 +16,9 @@ lifted is not known), messages that have a key may be held back at any moment, a
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from heapline.contract.broker import Broker
@@ -29,7 +32,7 @@ from heapline.core.record import FLAG_FAIRNESS
 _LEAVE = {"cancelled", "expired", "dead_lettered", "acked", "dead_deleted"}
 #: Events that may make messages eligible, and the column that is 0 for those which they do (None = all).
 _DUES = {"fired": None, "released": None, "enqueued": "due", "nacked": "dues", "lease_expired": "dues",
-         "replayed": "dues"}  # fmt: skip
+         "replayed": "dues", "rescheduled": "dues"}  # fmt: skip
 Key = tuple[int, int]  # (what rank counts, id)
 
 
@@ -37,6 +40,15 @@ class Ranked(NamedTuple):
     id: int
     rank: int
     seq: int
+
+
+class _Step(NamedTuple):
+    """An event of a unit that has a sequence."""
+
+    seq: int
+    is_lease: bool
+    ids: list[int]  # leased or made eligible
+    moved: Mapping[int, int] = {}  # id of a rescheduled message -> its new heap key
 
 
 class RankAudit:
@@ -73,6 +85,9 @@ class RankAudit:
                 self._settle(frame.partition, event)
 
     def _learn_keys(self, event: LogEvent) -> None:
+        if event.kind == "rescheduled" and self._is_limited:
+            # Messages from before the log's beginning: their fairness keys are not known.
+            self._held_back.update(id for id in event.columns["ids"].tolist() if id not in self._keys)
         if event.kind not in ("enqueued", "batch_prepared"):
             return
         columns = event.columns if event.kind == "enqueued" else event.columns["messages"]
@@ -95,36 +110,39 @@ class RankAudit:
         unsure, closed = _doubtful(frames)
         closed |= self._throttled
         ready = [key for key in self._ready if key[1] not in unsure and partition_of(key[1]) not in closed]
-        steps: list[tuple[int, bool, list[int]]] = []  # (sequence, is a lease, ids)
-        for frame in frames:
-            for event in frame.events:
-                steps += self._steps(event)
+        keys: ChainMap[int, Key] = ChainMap({}, self._keys)  # with the reschedules of this unit so far
+        steps = [step for frame in frames for event in frame.events for step in self._steps(event)]
         steps.sort(key=lambda step: step[:2])
-        at = 0
-        while at < len(steps):
-            seq, leases, ids = steps[at]
-            at += 1
-            if not leases:
-                for id in ids:
-                    if self._counts(id) and id not in unsure and partition_of(id) not in closed:
-                        insort(ready, self._keys[id])
+        for (seq, is_lease), group in groupby(steps, key=lambda step: step[:2]):
+            together = list(group)
+            ids = [id for step in together for id in step.ids]
+            if is_lease:
+                self._rank(ids, seq, ready, keys)
                 continue
-            ids = list(ids)
-            while at < len(steps) and steps[at][:2] == (seq, True):
-                ids += steps[at][2]
-                at += 1
-            self._rank(ids, seq, ready)
+            for step in together:
+                self._move(step.moved, ready, keys)
+            for id in ids:
+                if self._counts(id, keys) and id not in unsure and partition_of(id) not in closed:
+                    insort(ready, keys[id])
 
-    def _counts(self, id: int) -> bool:
-        return id in self._keys and id not in self._held_back
+    def _move(self, moved: Mapping[int, int], ready: list[Key], keys: MutableMapping[int, Key]) -> None:
+        for id, key in moved.items():
+            _remove(ready, keys.get(id))
+            keys[id] = (self._rank_key(key), id)
 
-    def _steps(self, event: LogEvent) -> list[tuple[int, bool, list[int]]]:
+    def _counts(self, id: int, keys: Mapping[int, Key]) -> bool:
+        return id in keys and id not in self._held_back
+
+    def _steps(self, event: LogEvent) -> list[_Step]:
         columns: dict[str, Any] = event.columns
         if event.kind == "leased":
-            return [(columns["seq"], True, columns["ids"].tolist())]
+            return [_Step(columns["seq"], True, columns["ids"].tolist())]
+        if event.kind == "rescheduled":
+            moved = dict(zip(columns["ids"].tolist(), columns["keys"].tolist(), strict=True))
+            return [_Step(columns["seq"], False, self._waiting_at_once(event), moved)]
         if event.kind in ("enqueued", "fired", "released", "replayed", "batch_committed"):
             ids = self._waiting_at_once(event)
-            return [(columns["seq"], False, ids)] if ids else []
+            return [_Step(columns["seq"], False, ids)] if ids else []
         return []
 
     def _waiting_at_once(self, event: LogEvent) -> list[int]:
@@ -138,14 +156,12 @@ class RankAudit:
         found: list[int] = (ids if due is None else ids[event.columns[due] == 0]).tolist()
         return found
 
-    def _rank(self, ids: list[int], seq: int, ready: list[Key]) -> None:
-        known = [self._keys[id] for id in ids if id in self._keys]
+    def _rank(self, ids: list[int], seq: int, ready: list[Key], keys: Mapping[int, Key]) -> None:
+        known = [keys[id] for id in ids if id in keys]
         # A selection may lie in two units, if the first one was full.
-        gone = [self._keys[id] for id in self.steps.get(seq, ()) if id in self._keys]
+        gone = [keys[id] for id in self.steps.get(seq, ()) if id in keys]
         for key in {*known, *gone}:
-            place = bisect_left(ready, key)
-            if place < len(ready) and ready[place] == key:
-                del ready[place]
+            _remove(ready, key)
         for value, id in known:
             better = bisect_left(ready, (value, id if self._older_is_better else -1))
             self.ranked.append(Ranked(id, 1 + better, seq))
@@ -161,13 +177,10 @@ class RankAudit:
         elif kind == "purged":
             self._ready = [key for key in self._ready if partition_of(key[1]) != partition]
         elif kind == "rescheduled":
-            for id, key, due in zip(*(columns[n].tolist() for n in ("ids", "keys", "dues")), strict=True):
-                self._drop(id)
-                if self._is_limited and id not in self._keys:
-                    self._held_back.add(id)  # from before the log's beginning: whose it is, is not known
-                self._keys[id] = (self._rank_key(key), id)
-                if not due:
-                    self._add(id)
+            moved = dict(zip(columns["ids"].tolist(), columns["keys"].tolist(), strict=True))
+            self._move(moved, self._ready, self._keys)
+            for id in self._waiting_at_once(event):
+                self._add(id)
         elif kind == "leased" or kind in _LEAVE:
             if kind == "leased":
                 self._throttled.discard(partition)
@@ -180,16 +193,20 @@ class RankAudit:
                 self._add(id)
 
     def _add(self, id: int) -> None:
-        if self._counts(id):
+        if self._counts(id, self._keys):
             self._drop(id)
             insort(self._ready, self._keys[id])
 
     def _drop(self, id: int) -> None:
-        key = self._keys.get(id)
-        if key is not None:
-            place = bisect_left(self._ready, key)
-            if place < len(self._ready) and self._ready[place] == key:
-                del self._ready[place]
+        _remove(self._ready, self._keys.get(id))
+
+
+def _remove(ready: list[Key], key: Key | None) -> None:
+    """Remove a key from the sorted list if it is there."""
+    if key is not None:
+        place = bisect_left(ready, key)
+        if place < len(ready) and ready[place] == key:
+            del ready[place]
 
 
 def _doubtful(frames: list[LogFrame]) -> tuple[set[int], set[int]]:
@@ -200,7 +217,7 @@ def _doubtful(frames: list[LogFrame]) -> tuple[set[int], set[int]]:
         for event in frame.events:
             if event.kind in ("purged", "throttled"):
                 closed.add(frame.partition)
-            elif event.kind in _LEAVE or event.kind in ("nacked", "lease_expired", "rescheduled"):
+            elif event.kind in _LEAVE or event.kind in ("nacked", "lease_expired"):
                 unsure.update(event.columns["ids"].tolist())
     return unsure, closed
 

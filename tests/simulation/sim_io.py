@@ -11,12 +11,13 @@ import random
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from heapline.engine.io import Io
 from tests.simulation.fake_disk import PowerCut
 
 T = TypeVar("T")
 
 
-class SimIo:
+class SimIo(Io):
     """An `Io` for the simulator. After `cut` nothing is ever answered, as by a machine that stands still."""
 
     def __init__(

@@ -47,6 +47,7 @@ class Report:
     faults: dict[str, int] = field(default_factory=dict)
     disk_steps: int = 0
     ranked: int = 0  # leases whose rank was computed
+    options: str = ""  # besides the seed, to replay the run
 
     @property
     def messages(self) -> int:
@@ -59,7 +60,7 @@ class Report:
 
     def text(self) -> str:
         shown = [f"seed {self.seed}: {len(self.complaints)} complaint(s)", "", *self.history.lines()[-TAIL:], ""]
-        replay = f"replay: python -m tests.simulation.simulate --seed {self.seed}"
+        replay = f"replay: python -m tests.simulation.simulate --seed {self.seed}{self.options}"
         return "\n".join([*shown, *self.complaints[:20], "", replay])
 
 
@@ -204,6 +205,7 @@ class Simulation:
     def __init__(self, seed: int, steps: int = STEPS, *, rot: bool | None = None, groups: bool = False) -> None:
         rng = random.Random(f"simulation {seed}")
         self.seed = seed
+        self._options = (f" --steps {steps}" if steps != STEPS else "") + (" --groups" if groups else "")
         config = broker_config(rng)
         self.node = Node(seed, config)
         self.node.history.small_slices = config.fire_slice < 32
@@ -228,7 +230,7 @@ class Simulation:
         self._ranked = 0
 
     def run(self) -> Report:
-        report = Report(self.seed, self.node.history)
+        report = Report(self.seed, self.node.history, options=self._options)
         try:
             self._work()
         except Exception:

@@ -48,6 +48,11 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert first.digest != simulate(8, 100).digest
 
 
+def test_report_names_the_options_that_replay_its_run() -> None:
+    report = simulate(7, 20, groups=True)
+    assert report.text().endswith("simulate --seed 7 --steps 20 --groups")
+
+
 def test_run_can_be_repeated_in_another_process() -> None:
     command = [sys.executable, "-m", "tests.simulation.simulate", "--seed", "7", "--steps", "100"]
     answers = {

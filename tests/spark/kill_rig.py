@@ -43,7 +43,7 @@ class Scene:
     def __init__(self, folder: Path, rows: int, batch_rows: int) -> None:
         self.folder, self.rows, self.batch_rows = folder, rows, batch_rows
         self.data, self.lake = folder / "data", folder / "lake"
-        self._server = Process(self.data, "--grpc-port", str(free_port()))
+        self._server = Process(self.data, "--port", str(free_port()))
         self._loop = asyncio.Runner()
         self._runs = 0
         self.record: Counter[str] = Counter()  # what was done
@@ -142,7 +142,9 @@ class Scene:
         with self.client() as hl:
             for topic in OUTS:
                 stats = hl.stats(topic)
-                assert (topic, stats.ready, sum(p.prepared for p in stats.partitions)) == (topic, self.rows, 0)
+                found = stats.ready, sum(p.prepared for p in stats.partitions)
+                undecided = [batch for batch in hl.list_batches() if batch.state == "undecided"]
+                assert found == (self.rows, 0), (topic, found, undecided)
         [audit] = [told["audit"] for told in last if "audit" in told]
         assert (audit["refuted"], audit["messages"]) == ([], (1 + len(OUTS)) * self.rows), audit
 

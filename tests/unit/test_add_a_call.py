@@ -35,7 +35,6 @@ MESSAGE = "\nmessage CountWaitingRequest {\n  string topic = 1;\n  optional stri
 PROGRAM = """
 import asyncio, inspect, sys
 import heapline
-from heapline.client.transports.grpc import GrpcBroker
 from heapline.client.transports.http import HttpBroker
 from heapline.contract.call import BY_RPC
 from heapline.engine import EmbeddedBroker
@@ -43,6 +42,7 @@ from heapline.server.auth.principals import NoAuthGuard
 from heapline.server.server import Server
 from heapline.server.settings import ServerSettings
 from heapline.wire.json import openapi
+from tests.integration.raw_grpc import RawGrpc
 
 async def main(path):
     async with EmbeddedBroker(path) as engine:
@@ -50,10 +50,10 @@ async def main(path):
         for delay in (None, None, 60.0):
             await engine.enqueue("jobs", b"x", delay=delay)
         assert await engine.count_waiting("jobs") == 3
-        server = Server(engine, NoAuthGuard(), ServerSettings(grpc_port=0, http_port=0, stop_grace=1.0))
+        server = Server(engine, NoAuthGuard(), ServerSettings(port=0, grpc_port=0, http_port=0, stop_grace=1.0))
         await server.start()
-        grpc = f"127.0.0.1:{server.grpc_port}"
-        for broker in (GrpcBroker(grpc), HttpBroker(f"http://127.0.0.1:{server.http_port}"), heapline.connect(grpc)):
+        grpc, http = RawGrpc(f"127.0.0.1:{server.grpc_port}"), HttpBroker(f"http://127.0.0.1:{server.http_port}")
+        for broker in (grpc, http, heapline.connect(f"127.0.0.1:{server.port}")):
             async with broker as hl:
                 assert await hl.count_waiting("jobs") == 3
                 assert await hl.count_waiting("jobs", state="delayed") == 1
@@ -104,7 +104,7 @@ def test_call_added_by_four_edits_works_on_every_interface(tmp_path: Path) -> No
     compiled = "from pathlib import Path; import hatch_build; hatch_build.compile_proto(Path('.'))"
     subprocess.run([sys.executable, "-c", compiled], cwd=tmp_path, check=True)
 
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'src'}{os.pathsep}{ROOT}"}
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "data")],
         env=environment,

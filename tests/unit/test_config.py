@@ -8,7 +8,14 @@ import msgspec
 import pytest
 
 import heapline
-from heapline.contract.config import FIXED_FIELDS, make_broker_config, make_config, parse_topic
+from heapline.contract.config import (
+    FEATURE_FIELDS,
+    FIXED_FIELDS,
+    check_features,
+    make_broker_config,
+    make_config,
+    parse_topic,
+)
 
 
 def test_defaults_of_a_topic_are_those_of_the_issue() -> None:
@@ -43,6 +50,7 @@ def test_defaults_of_a_topic_are_those_of_the_issue() -> None:
         "fsync": "commit",
         "fsync_interval": 0.05,
         "tick": 0.1,
+        "compression": "none",
     }
 
 
@@ -117,3 +125,15 @@ def test_valid_names_are_accepted(name: str, parts: tuple[str, str]) -> None:
 def test_invalid_names_are_rejected(name: Any) -> None:
     with pytest.raises(heapline.BadName, match="letters a-z"):
         parse_topic(name)
+
+
+def test_settings_of_a_missing_feature_are_refused_by_name() -> None:
+    check_features(heapline.TopicConfig(), {"queue"})
+    check_features(make_config({"partitions": 3}), {"queue", "partitions"})
+    with pytest.raises(heapline.Unsupported, match="partitions=3") as caught:
+        check_features(make_config({"partitions": 3}), {"queue"})
+    assert caught.value.feature == "partitions"
+
+
+def test_every_feature_field_is_a_setting_of_a_topic() -> None:
+    assert set(FEATURE_FIELDS) <= set(heapline.TopicConfig.__struct_fields__)

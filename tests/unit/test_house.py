@@ -75,10 +75,7 @@ def test_every_error_is_public() -> None:
 
 def test_every_module_imports_without_extras() -> None:
     rooms_with_extras = ("heapline.server", "heapline.spark", "heapline.cluster", "heapline.sql", "heapline.dashboard")
-    rooms_with_extras += (
-        "heapline.client.outbox.django.",
-        "heapline.outbox.django.",
-    )  # models want a configured project
+    rooms_with_extras += ("heapline.outbox.django.",)  # models want a configured project
     for module in pkgutil.walk_packages(heapline.__path__, "heapline."):
         if not module.name.startswith(rooms_with_extras) and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
@@ -119,6 +116,38 @@ def test_client_loads_only_the_modules_it_needs() -> None:
     assert not CLIENT_NEVER_LOADS & {name.partition(".")[0] for name in loaded}
     for package in ("engine", "core", "journal", "server", "cli", "assign", "outbox", "testing", "wire.json"):
         assert not {name for name in loaded if f"{name}.".startswith(f"heapline.{package}.")}
+
+
+OPENS_AND_ENQUEUES = """
+import asyncio, sys, tempfile, heapline
+async def main():
+    with tempfile.TemporaryDirectory() as directory:
+        async with heapline.open(directory) as hl:
+            await hl.create_topic("jobs")
+            await hl.enqueue("jobs", b"hello")
+            print(*sys.modules)
+asyncio.run(main())
+"""
+DECLARES_TASKS = "import sys, heapline; app = heapline.App('localhost:1'); app.task(lambda: None); print(*sys.modules)"
+
+
+@pytest.mark.parametrize(
+    ("program", "unneeded"),
+    [
+        (OPENS_AND_ENQUEUES, {"heapline.assign", "heapline.journal.verify", "heapline.client", "heapline.server"}),
+        (
+            OPENS_AND_ENQUEUES,
+            {"zoneinfo", "cronsim", "numpy.random", "importlib.metadata", "structlog", "grpc", "rich"},
+        ),
+        (DECLARES_TASKS, {"numpy", "heapline.core", "heapline.engine", "grpc", "opentelemetry", "zoneinfo", "rich"}),
+    ],
+    ids=["broker, own packages", "broker, libraries", "tasks"],
+)
+def test_start_loads_only_the_modules_it_needs(program: str, unneeded: set[str]) -> None:
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(run.stdout.split())
+    assert "heapline.contract.broker" in loaded
+    assert not unneeded & loaded
 
 
 def test_time_zones_are_loaded_for_a_cron_and_not_for_an_interval() -> None:
@@ -184,6 +213,7 @@ def test_error_branch_says_what_to_do(cls: type[errors.HeaplineError]) -> None:
 
 CORE_LIBRARIES = {"numpy", "msgspec", "xxhash"}
 CORE_HOUSE = (
+    "heapline.accelerator",
     "heapline.core",
     *(f"heapline.contract.{module}" for module in ("config", "cron", "errors", "ids", "message", "schedules")),
 )

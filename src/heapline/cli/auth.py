@@ -20,6 +20,7 @@ from rich.markup import escape
 from heapline.cli.main import CommandGroup
 from heapline.cli.options import Env, JsonOption
 from heapline.cli.output import Output, bold, make_console, not_a_directory, timestamp
+from heapline.cli.serve import SQL_NODE_FILE
 from heapline.clock import SystemClock
 from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.server.audit import AuditLog
@@ -89,6 +90,11 @@ class AuthFiles:
 def open_auth(directory: Path) -> AuthFiles:
     if not directory.is_dir():
         raise BadRequest(f"{not_a_directory(directory)}; set --data to the server's data directory")
+    if (directory / SQL_NODE_FILE).exists():
+        raise BadRequest(
+            f"{str(directory)!r} belongs to a node of the sql broker, whose keys and users are in PostgreSQL; change "
+            "them through a node, with its calls under /v1/keys and /v1/users"
+        )
     return AuthFiles(directory)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +40,7 @@ from heapline.contract.errors import (
 
 QUIET_SECONDS = 0.5  # how long a command waits before it reports that no server listens
 SERVER = Panel("Server")
-TO_HELP = "Server address; heaplines://host:port for TLS. Several, separated by commas: the first that answers."
+TO_HELP = "Server address; heapline+tls://host:port for TLS. Several, separated by commas: the first that answers."
 KEY_HELP = (
     "File that contains the API key. Default for a server on this machine: admin.key in its data directory "
     "(HEAPLINE_DATA, or ./data)."
@@ -53,8 +52,8 @@ CaOption = Annotated[File | None, CA_HELP, SERVER, Env(client_connect.CA_FILE)]
 NAMES_SHOWN = 10  # existing names in an error
 CONNECT_SECONDS = 2.0  # to find out whether a server listens
 _WRONG_PROTOCOL = (
-    "A process listens there. Check that both sides use TLS, or neither (--ca FILE, heaplines://HOST:PORT), and that "
-    "it is the gRPC port"
+    "A process listens there. Check that both sides use TLS, or neither (--ca FILE, heapline+tls://HOST:PORT), and "
+    "that it is the port of Heapline's own protocol, not of gRPC or HTTP"
 )
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Topic name, or namespace/name.")]
 
@@ -74,10 +73,13 @@ class Where:
     async def is_listening(self) -> bool:
         """Return whether any of the servers accepts TCP connections."""
         for endpoint in self.endpoints:
-            host, _, port = parse_target(endpoint)[0].rpartition(":")
-            with contextlib.suppress(OSError, ValueError):
+            address = parse_target(endpoint).address
+            with contextlib.suppress(OSError):
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                    if isinstance(address, str):
+                        _, writer = await asyncio.open_unix_connection(address)
+                    else:
+                        _, writer = await asyncio.open_connection(*address)
                 writer.close()
                 return True
         return False
@@ -129,13 +131,9 @@ def _read_key(file: Path) -> str:
 
 def connect(settings: Settings) -> Any:
     """Return a client, to be used with `async with`."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C library writes to stderr, past every log
-    try:
-        return client_connect.connect(
-            endpoints=settings.endpoints, api_key=settings.key, tls=settings.tls, deadline=settings.timeout
-        )
-    except ImportError:
-        raise BadRequest("commands that call a server need more packages; pip install 'heapline[client]'") from None
+    return client_connect.connect(
+        endpoints=settings.endpoints, api_key=settings.key, tls=settings.tls, deadline=settings.timeout
+    )
 
 
 def over_network(

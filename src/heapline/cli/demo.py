@@ -27,7 +27,8 @@ from rich.console import Console
 
 import heapline
 from heapline.cli.output import count, facts_table, make_console, progress_bar, rate, seconds
-from heapline.journal import RealDisk, verify
+from heapline.journal import RealDisk
+from heapline.journal.verify import verify
 
 TOPIC = "demo"
 BATCH = 1000

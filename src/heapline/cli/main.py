@@ -36,7 +36,7 @@ class Lazy(NamedTuple):
 #: Subcommands in the order in which a newcomer meets them.
 SUBCOMMANDS = {
     "demo": Lazy("demo", "Watch a queue survive [bold]kill -9[/bold], in less than a minute.", "demo"),
-    "serve": Lazy("serve", "Serve a queue to other processes over gRPC and HTTP.", "serve", "server"),
+    "serve": Lazy("serve", "Serve a queue to other processes.", "serve", "server"),
     "topic": Lazy("topic", "Create, inspect, change and delete topics."),
     "put": Lazy("message", "Enqueue a message, or a file of messages.", "put"),
     "peek": Lazy("message", "Show the messages that would be popped next, best first.", "peek"),
@@ -201,7 +201,9 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        typer.echo(f"heapline {version('heapline')}")
+        from heapline import accelerator
+
+        typer.echo(f"heapline {version('heapline')}\naccelerator: {accelerator.description()}")
         raise typer.Exit
 
 

@@ -52,7 +52,7 @@ def relay(
     Several relays can run. SIGTERM or Ctrl-C stops one; [bold]kill -9[/bold] is safe too.
     """
     _need_sqlalchemy()
-    from heapline.client.outbox.relay import serve
+    from heapline.outbox.relay import serve
 
     if ca is not None:
         os.environ[connect.CA_FILE] = str(ca)
@@ -71,7 +71,7 @@ def init(database: DatabaseOption) -> None:
     Example:  [cyan]heapline outbox init --database sqlite:///shop.db[/cyan]
     """
     _need_sqlalchemy()
-    from heapline.client.outbox import create_tables
+    from heapline.outbox import create_tables
 
     _transact(database, create_tables)
     typer.echo("tables heapline_outbox and heapline_outbox_lane exist")
@@ -84,7 +84,7 @@ def status(database: DatabaseOption, as_json: JsonOption = False) -> None:
     Example:  [cyan]heapline outbox status --database sqlite:///shop.db[/cyan]
     """
     _need_sqlalchemy()
-    from heapline.client.outbox.sql import counts, refused
+    from heapline.outbox.sql import counts, refused
 
     def read(connection: Any) -> tuple[list[tuple[str, int]], list[tuple[int, str, str]]]:
         return counts(connection), refused(connection, REFUSED_SHOWN)
@@ -115,7 +115,7 @@ def retry(
     _need_sqlalchemy()
     if bool(rows) == every:
         raise BadRequest("select rows by their ids, as `heapline outbox status` shows them, or use --all")
-    from heapline.client.outbox.sql import retry_refused
+    from heapline.outbox.sql import retry_refused
 
     count = _transact(database, lambda connection: retry_refused(connection, rows or (), topic))
     typer.echo(f"{count} rows will be sent again")
@@ -125,7 +125,7 @@ def _transact(database: str, work: Callable[[Any], T]) -> T:
     """Run `work` in a transaction, on any URL that the relay accepts, including those of async drivers."""
 
     async def transact() -> T:
-        from heapline.client.outbox.sql import SqlStore
+        from heapline.outbox.sql import SqlStore
 
         store = SqlStore(database)
         try:

@@ -1,8 +1,11 @@
-"""`heapline serve`: run a server on a directory until it is stopped."""
+"""`heapline serve`: run a server on a directory, or on PostgreSQL databases, until it is stopped."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
+import gc
 import os
 import socket
 from pathlib import Path
@@ -10,29 +13,47 @@ from typing import Annotated, Any
 
 import typer
 
+from heapline.cli.options import Value
 from heapline.contract.errors import BadRequest
+
+GC_THRESHOLD = 20_000  # objects created and not freed between two collections; Python's default is 700
+SQL_NODE_FILE = "sql-node"  # in the data directory of a node, whose keys and users are elsewhere
+POSTGRES_HELP = (
+    "Database of the sql broker; repeat it for each shard, always in the same order. The process list shows flags, so "
+    "pass URLs with a password in HEAPLINE_POSTGRES instead, separated by spaces."
+)
 
 
 def serve(
     data: Annotated[Path | None, "Directory of the queue, created if needed. Default: data."] = None,
     config: Annotated[Path | None, "YAML file with settings."] = None,
+    broker_type: Annotated[str | None, "--broker", "log (a directory) or sql (PostgreSQL). Default: log."] = None,
+    postgres: Annotated[list[str] | None, POSTGRES_HELP, Value("URL")] = None,
+    redis: Annotated[str | None, "Redis of the sql broker, shared by its nodes. Default: none.", Value("URL")] = None,
     host: Annotated[str | None, "Address to listen on. Default: 127.0.0.1."] = None,
-    grpc_port: Annotated[int | None, "Port for gRPC. Default: 7400."] = None,
+    port: Annotated[int | None, "Port for Heapline's own protocol. Default: 7400."] = None,
+    grpc_port: Annotated[int | None, "Port for gRPC. Default: 7410."] = None,
     http_port: Annotated[int | None, "Port for HTTP: /v1, /metrics, /healthz, /docs. Default: 7480."] = None,
+    unix_socket: Annotated[Path | None, "Also listen on this Unix socket, which only this user can open."] = None,
     log_format: Annotated[str | None, "text or json. Default: text on a terminal, otherwise json."] = None,
-    tls_certificate: Annotated[Path | None, "PEM file with the certificate: use TLS on both ports."] = None,
+    tls_certificate: Annotated[Path | None, "PEM file with the certificate: use TLS on all ports."] = None,
     tls_key: Annotated[Path | None, "PEM file with the private key, mode 0600."] = None,
     tls_client_ca: Annotated[Path | None, "PEM file: accept only clients with a certificate of this CA (mTLS)."] = None,
     plaintext: Annotated[bool | None, "Serve without TLS although --host is not loopback. Keys are readable."] = None,
     insecure_everybody: Annotated[bool | None, "Disable authentication. Loopback only; for testing."] = None,
 ) -> None:
-    """Serve a queue to other processes over gRPC and HTTP.
+    """Serve a queue to other processes.
 
-    Example:  [cyan]heapline serve --data ./data --grpc-port 7400[/cyan]
+    Python programs use Heapline's own protocol, other languages gRPC or HTTP.
+
+    Example:  [cyan]heapline serve --data ./data --port 7400[/cyan]
+
+    On PostgreSQL:  [cyan]heapline serve --broker sql --postgres postgresql://heapline@db1/queues --data ./node[/cyan]
 
     SIGTERM or Ctrl-C stops it: it rejects new calls and finishes running ones. [bold]kill -9[/bold] is safe too.
     """
     given = {name: value for name, value in locals().items() if name != "config"}  # every option is a setting
+    given["postgres"] = postgres or None
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C library writes to stderr, past every log
     try:
         from heapline.server.server import make_guard
@@ -44,14 +65,30 @@ def serve(
             raise
         raise BadRequest(f"`heapline serve` needs {error.name!r}; run pip install 'heapline[server]'") from None
     settings = read_settings(config, **given)
+    _check_port(settings.host, settings.port, "--port")
     _check_port(settings.host, settings.grpc_port, "--grpc-port")
     _check_port(settings.host, settings.http_port, "--http-port")
     configure(settings.log_format)
-    run_fast(run(settings, make_guard(settings), make_broker(settings), _print_addresses))
+    if settings.broker_type == "sql" and not settings.insecure_everybody:
+        run_fast(_serve_shared(settings, make_broker(settings)))
+    else:
+        run_fast(run(settings, make_guard(settings), make_broker(settings), _ready))
+
+
+async def _serve_shared(settings: Any, broker: Any) -> None:
+    """Serve a broker that keeps keys and users for all nodes."""
+    from heapline.server.auth.guard import shared_guard
+    from heapline.server.server import serve as run
+
+    async with broker, broker.document("auth") as document:
+        guard = await asyncio.to_thread(shared_guard, document, settings.data, settings.token_ms)
+        await run(settings, guard, contextlib.nullcontext(broker), _ready)
 
 
 def make_broker(settings: Any, clock: Any = None) -> Any:
     """Return the broker of these settings, not opened yet."""
+    if settings.broker_type == "sql":
+        return _make_sql_broker(settings)
     from heapline.clock import SystemClock
     from heapline.engine import EmbeddedBroker
     from heapline.engine.metrics_source import TimedDisk
@@ -59,6 +96,21 @@ def make_broker(settings: Any, clock: Any = None) -> Any:
     return EmbeddedBroker(
         str(settings.data), config=settings.broker_config(), disk=TimedDisk(), clock=clock or SystemClock()
     )
+
+
+def _make_sql_broker(settings: Any) -> Any:
+    import heapline.sql
+
+    try:
+        redis = {} if settings.redis is None else {"redis": settings.redis}
+        broker = heapline.sql.open(settings.postgres, **settings.broker | redis)
+    except ImportError as error:
+        raise BadRequest(f"`--broker sql` needs {error.name!r}; run pip install 'heapline[server,sql]'") from None
+    if (settings.data / "catalog.json").exists():
+        raise BadRequest(f"{str(settings.data)!r} holds a queue of the log broker; choose another --data for this node")
+    settings.data.mkdir(parents=True, exist_ok=True)
+    (settings.data / SQL_NODE_FILE).touch()
+    return broker
 
 
 def _check_port(host: str, port: int, flag: str) -> None:
@@ -76,18 +128,38 @@ def _check_port(host: str, port: int, flag: str) -> None:
         raise BadRequest(f"cannot listen on {host} port {port} ({error.strerror}); {advice}") from None
 
 
+def _ready(server: Any) -> None:
+    _print_addresses(server)
+    tune_garbage_collection()
+
+
+def tune_garbage_collection() -> None:
+    """Exclude what was loaded so far from garbage collection, and collect less often, in a process that runs long.
+
+    Nearly everything is freed by reference counts; collections mostly scan modules and waiting messages again.
+    """
+    gc.collect()  # what is garbage now would stay forever
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, 10, 10)
+
+
 def _print_addresses(server: Any) -> None:
     settings = server.settings
     scheme = "http" if settings.tls_certificate is None else "https"
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.http_port}"
-    typer.echo(f"serving: gRPC on port {server.grpc_port}, HTTP on port {server.http_port}")
+    ports = f"gRPC on port {server.grpc_port}, HTTP on port {server.http_port}"
+    typer.echo(f"serving: Heapline on port {server.port}, {ports}")
     if settings.insecure_everybody:
         typer.echo(f"  try:   curl {url}/v1/heaps   (no authentication: every client is administrator)")
     else:
         key = settings.data / "admin.key"
-        typer.echo(f"  key:   {key} (the first administrator's; create more with `heapline keys create`)")
-        typer.echo(f'  try:   curl -H "authorization: Bearer $(cat {key})" {url}/v1/heaps')
+        more = "POST /v1/keys" if settings.broker_type == "sql" else "heapline keys create"
+        if key.exists():
+            typer.echo(f"  key:   {key} (the first administrator's; create more with `{more}`)")
+            typer.echo(f'  try:   curl -H "authorization: Bearer $(cat {key})" {url}/v1/heaps')
+        else:
+            typer.echo("  key:   admin.key in the directory of the node that started first")
     typer.echo(f"  read:  {url}/docs, {url}/metrics; stop with Ctrl-C")
 
 

@@ -89,6 +89,10 @@ _TABLE: dict[str, tuple[tuple[str, Any, str], ...]] = {
         ("max_payload_bytes", Size, "Largest payload that is accepted."),
         ("dedup_window", Seconds, "How long idempotency keys are remembered."),
     ),
+    "Network": (
+        ("compression", Annotated[str, Value("none|zstd")], "zstd: compress calls and answers over 4KiB if client and "
+         "server have zstd; over gRPC, gzip answers."),
+    ),
     "Storage": (
         ("retention", Seconds, "How long the journal of removed messages is kept; 0 means until reclaimed."),
         ("retention_bytes", Size, "Journal size above which the oldest of that is deleted; 0 means no limit."),

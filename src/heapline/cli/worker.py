@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec import Meta
 
-from heapline.cli.serve import run_fast
+from heapline.cli.serve import run_fast, tune_garbage_collection
 from heapline.contract.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def worker(
         concurrency=concurrency, topics=chosen, grace=grace, visibility=visibility, report_interval=report
     )
     _print_start(app, tasks, running)
+    tune_garbage_collection()
     raise typer.Exit(int(run_fast(_work(running))))
 
 

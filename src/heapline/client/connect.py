@@ -1,6 +1,6 @@
 """Create clients: `connect`, `connect_sync`, and `connect_from_env`, which reads server and key from the environment.
 
-Nothing here connects. gRPC is imported when a client is created, so `import heapline` does not need it.
+Nothing here connects. What a client needs is imported when one is created, so `import heapline` costs little.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ def connect(
 ) -> ConnectedBroker:
     """Return a client of a server, with the methods of `heapline.open`. It connects when it is first used.
 
-    `target` is `host:port`, `heapline://host:port`, or `heaplines://host:port` for TLS. `endpoints` are several
-    targets, of which one is used until it fails. `deadline` is how many seconds a call may take with all its repeats.
-    Without an `api_key`, and for a server on this machine only, the client uses the key that `heapline serve` wrote to
-    its data directory: HEAPLINE_DATA, or `data`. It is never sent to another machine.
+    `target` is `host:port`, `heapline://host:port`, `heapline+tls://host:port` for TLS, `unix:///path`, or
+    `http://host:port`. `endpoints` are several targets, of which one is used until it fails. `deadline` is how many
+    seconds a call may take with all its repeats. Without an `api_key`, and for a server on this machine only, the
+    client uses the key that `heapline serve` wrote to its data directory: HEAPLINE_DATA, or `data`. It is never sent to
+    another machine.
 
     >>> hl = connect("localhost:7400", api_key="hl_key")
     """
-    _need_grpc()
-    from heapline.client.sdk import ConnectedBroker
+    from heapline.client.sdk import ConnectedBroker, check_key
 
     found = _endpoints(target, endpoints)
     if api_key is not None:
-        return ConnectedBroker(found, credential=_key(api_key), tls=tls, deadline=deadline)
+        return ConnectedBroker(found, credential=check_key(api_key), tls=tls, deadline=deadline)
     find = partial(local_key, found)
     return ConnectedBroker(found, credential=find(), tls=tls, deadline=deadline, find_credential=find)
 
@@ -63,7 +63,6 @@ def connect_sync(
     deadline: float = 30.0,
 ) -> SyncClient:
     """Return a client for code that does not await. It is safe to use from several threads."""
-    _need_grpc()
     from heapline.client.sync import SyncClient
 
     return SyncClient(connect(target, endpoints=endpoints, api_key=api_key, tls=tls, deadline=deadline))
@@ -147,7 +146,7 @@ def is_loopback(target: str) -> bool:
     >>> is_loopback("heapline://127.0.0.1:7400"), is_loopback("[::1]"), is_loopback("queue.internal")
     (True, True, False)
     """
-    host = parse_target(target)[0].rpartition(":")[0].strip("[]")
+    host = parse_target(target).host
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -166,16 +165,3 @@ def _endpoints(target: str | None, endpoints: Sequence[str] | None) -> Sequence[
         if not isinstance(endpoint, str):
             raise BadRequest(f"a server must be host:port, got {endpoint!r}")
     return found
-
-
-def _key(api_key: str) -> str:
-    if not isinstance(api_key, str) or not api_key.strip() or not api_key.isascii() or not api_key.isprintable():
-        raise BadRequest("api_key must be the text that `heapline keys create` printed, without line breaks")
-    return api_key.strip()
-
-
-def _need_grpc() -> None:
-    try:
-        import grpc  # noqa: F401
-    except ImportError:
-        raise ImportError("heapline.connect needs gRPC; install it with `pip install 'heapline[client]'`") from None

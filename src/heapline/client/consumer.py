@@ -1,11 +1,11 @@
 """`async for message in consume(broker, "jobs")`: messages as they become ready, for as long as someone iterates.
 
-Over gRPC they arrive on a PopStream, from other brokers by pops that wait. Few are prefetched: a prefetched message is
-leased, so a more urgent one that is enqueued later waits behind it. Leases are extended while a message waits here and
+They are fetched by pops that wait. Few are prefetched: a prefetched message is leased, so a more urgent one that is
+enqueued later waits behind it. Leases are extended while a message waits here and
 while it is processed: until it is acked, nacked, released or buried, or the program no longer holds it. On close,
 messages that were not started are returned immediately.
 
-If a connection breaks, messages that have arrived stay valid, and a new stream is opened, however long that takes.
+If a connection breaks, messages that have arrived stay valid, and the next pop is tried, however long that takes.
 Errors that are not transient (a revoked key, a deleted topic) end the iteration.
 
 Several coroutines may iterate over one `Consumer`; each message goes to one of them.
@@ -18,7 +18,7 @@ import contextlib
 import copy
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from heapline.client.backoff import log, pauses
@@ -29,10 +29,10 @@ from heapline.contract.errors import BadRequest, HeaplineError, LeaseLost, Permi
 from heapline.contract.leases import Pop
 from heapline.contract.message import Message
 
-M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 PREFETCH = 1
 PREFETCH_MAX = 100_000
-POP_WAIT = 20.0  # seconds that one pop waits, for brokers without streams
+POP_WAIT = 20.0  # seconds that one pop waits
 CLOSE_SECONDS = 2.0  # for messages that the server has already sent
 EXTEND_BATCH = 1000
 CROWD = 32  # coroutines that iterate or process, per prefetched message; with more of them prefetching does not help
@@ -51,24 +51,25 @@ def consume(
     return Consumer(Prefetcher(broker, Pop(topic, visibility=visibility, holder=holder), prefetch))
 
 
-class Consumer(Generic[M]):
+class Consumer(Generic[T]):
     """Iterate over it. When the program no longer holds it, for example after a `break`, its prefetcher is closed."""
 
     def __init__(self, prefetcher: Prefetcher) -> None:
         self.prefetcher = prefetcher
         weakref.finalize(self, prefetcher.abandon).atexit = False
 
-    def __aiter__(self) -> Consumer[M]:
+    def __aiter__(self) -> Consumer[T]:
         return self
 
-    async def __anext__(self) -> M:
+    async def __anext__(self) -> T:
         message = await self.prefetcher.next()
         if message is None:
             raise StopAsyncIteration
-        return message  # type: ignore[return-value]
+        found: T = message
+        return found
 
     @contextlib.asynccontextmanager
-    async def item(self) -> AsyncIterator[M]:
+    async def item(self) -> AsyncIterator[T]:
         """The next message, for one block: `async with consumer.item() as message: …`.
 
         Nacks the message if the block raises. Releases it if the block ends, or is cancelled, without having settled
@@ -78,7 +79,7 @@ class Consumer(Generic[M]):
         if message is None:
             raise closed("consumer")
         try:
-            yield message  # type: ignore[misc]
+            yield message
         except Exception as error:
             with contextlib.suppress(HeaplineError):  # the block's error matters more; the lease ends by itself
                 await self.prefetcher.settle(message, failure=f"{type(error).__name__}: {error}"[:REASON_MAX])
@@ -89,7 +90,7 @@ class Consumer(Generic[M]):
             raise
         await self.prefetcher.settle(message)
 
-    async def __aenter__(self) -> Consumer[M]:
+    async def __aenter__(self) -> Consumer[T]:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -103,13 +104,14 @@ class Consumer(Generic[M]):
 REASON_MAX = 1000  # characters of an error that a nack reports
 
 
-class _Lease:
+class Lease:
     """A message that waits here or is being processed. Held weakly, so the lease of a forgotten one expires."""
 
-    __slots__ = ("good_until", "message")
+    __slots__ = ("good_until", "held", "id")
 
-    def __init__(self, message: Message, good_until: float) -> None:
-        self.message = weakref.ref(message)
+    def __init__(self, id: int, held: Any, good_until: float) -> None:
+        self.id = id
+        self.held = weakref.ref(held)
         self.good_until = good_until  # in the loop's time
 
 
@@ -119,14 +121,14 @@ class Prefetcher:
     `bind` replaces each message by an object that acts elsewhere.
     """
 
-    def __init__(self, broker: Broker, pop: Pop, prefetch: int, bind: Callable[[Message], Any] | None = None) -> None:
+    def __init__(self, broker: Broker, pop: Pop, prefetch: int, bind: Callable[[Any], Any] | None = None) -> None:
         if type(prefetch) is not int or not 0 <= prefetch <= PREFETCH_MAX:
             raise BadRequest(f"prefetch must be an integer from 0 to {PREFETCH_MAX}, got {prefetch!r}")
         self._broker, self._pop, self._prefetch, self._bind = broker, pop, prefetch, bind
         self._loop: asyncio.AbstractEventLoop | None = None
         self._seconds = pop.visibility or VISIBILITY  # that a lease lasts
-        self._here: deque[Message] = deque()
-        self._leases: dict[int, _Lease] = {}
+        self._here: deque[Any] = deque()
+        self._leases: dict[int, Lease] = {}
         self._askers: deque[asyncio.Future[None]] = deque()
         self._granted = 0  # messages that the server may send and has not sent yet
         self._wanted = asyncio.Event()
@@ -137,7 +139,7 @@ class Prefetcher:
 
     # -- handing out -----------------------------------------------------------------------------------------------
 
-    async def next(self) -> Message | None:
+    async def next(self) -> Any:
         """Return the next message, or None when the consumer is closed."""
         while not self._closing.is_set():
             if self._loop is None:
@@ -154,7 +156,7 @@ class Prefetcher:
         self._loop = asyncio.get_running_loop()
         self._tasks = [asyncio.ensure_future(self._fetch()), asyncio.ensure_future(self._keep_extending())]
 
-    def _take(self) -> Message | None:
+    def _take(self) -> Any:
         while self._here:
             message = self._here.popleft()
             self._wanted.set()
@@ -164,10 +166,10 @@ class Prefetcher:
             self.done(message)  # its lease ended while it waited, so another consumer may have it
         return None
 
-    def _lease_of(self, message: Message) -> _Lease | None:
+    def _lease_of(self, message: Any) -> Lease | None:
         """Return the lease of this very delivery: a message may have been lost and delivered here again."""
         lease = self._leases.get(message.id)
-        return lease if lease is not None and lease.message() is message else None
+        return lease if lease is not None and lease.held() is message else None
 
     async def _change(self) -> None:
         """Wait until there may be a message or an error, or the consumer is closed."""
@@ -227,21 +229,14 @@ class Prefetcher:
         except PermissionDenied:
             return VISIBILITY
 
-    def _messages(self) -> AsyncIterator[list[Message]]:
-        stream: Any = getattr(self._broker, "pop_stream", None)
-        if stream is None:
-            return self._by_pops()
-        found: AsyncIterator[list[Message]] = stream(
-            self._pop.topic, self._credits(), visibility=self._pop.visibility, holder=self._pop.holder
-        )
-        return found
-
-    async def _by_pops(self) -> AsyncIterator[list[Message]]:
+    async def _pop_next(self, count: int) -> list[Any]:
+        """Return what the next pop leases: at most `count` messages."""
         pop = self._pop
+        return await self._broker.pop(pop.topic, count, visibility=pop.visibility, wait=POP_WAIT, holder=pop.holder)
+
+    async def _messages(self) -> AsyncIterator[list[Any]]:
         async for count in self._credits():
-            popping = asyncio.ensure_future(
-                self._broker.pop(pop.topic, count, visibility=pop.visibility, wait=POP_WAIT, holder=pop.holder)
-            )
+            popping = asyncio.ensure_future(self._pop_next(count))
             closing = asyncio.ensure_future(self._closing.wait())
             try:
                 await asyncio.wait({popping, closing}, return_when=asyncio.FIRST_COMPLETED)
@@ -271,17 +266,21 @@ class Prefetcher:
         crowd = len(self._leases) + len(self._askers)
         return self._prefetch if self._prefetch * CROWD >= crowd else 0
 
-    def _arrived(self, messages: list[Message]) -> None:
+    def _arrived(self, messages: list[Any]) -> None:
         good_until = self._now() + self._seconds
-        if self._bind is not None:
-            messages = list(map(self._bind, messages))
-        for message in messages:
-            if self._bind is None:
-                message._broker = self
-            self._leases[message.id] = _Lease(message, good_until)
+        messages = [self._hold(message, good_until) for message in messages]
         self._here.extend(messages)
         self._granted -= len(messages)
         self._wake(len(messages))
+
+    def _hold(self, message: Any, good_until: float) -> Any:
+        """Keep the lease of a message, and return the message as it is handed out."""
+        if self._bind is not None:
+            message = self._bind(message)
+        else:
+            message._broker = self
+        self._leases[message.id] = Lease(message.id, message, good_until)
+        return message
 
     # -- extending -------------------------------------------------------------------------------------------------
 
@@ -289,7 +288,7 @@ class Prefetcher:
         """Renew each lease when a third of it has passed, so that two more tries remain if one fails."""
         while True:
             await asyncio.sleep(self._seconds / 6)
-            for id in [id for id, lease in self._leases.items() if lease.message() is None]:
+            for id in [id for id, lease in self._leases.items() if lease.held() is None]:
                 del self._leases[id]
             soon = self._now() + self._seconds * 2 / 3
             due = [lease for lease in list(self._leases.values()) if lease.good_until <= soon]
@@ -297,8 +296,8 @@ class Prefetcher:
                 with contextlib.suppress(HeaplineError):  # they stay due
                     await self._extend(due[start : start + EXTEND_BATCH])
 
-    async def _extend(self, leases: list[_Lease]) -> None:
-        messages = [m for lease in leases if (m := lease.message()) is not None and self._lease_of(m) is lease]
+    async def _extend(self, leases: list[Lease]) -> None:
+        messages = [m for lease in leases if (m := lease.held()) is not None and self._lease_of(m) is lease]
         good_until = self._now() + self._seconds
         lost: set[int] = set()
         try:
@@ -317,22 +316,24 @@ class Prefetcher:
 
     # -- calls of messages -----------------------------------------------------------------------------------------
 
-    def done(self, message: Message) -> None:
+    def done(self, message: Any) -> None:
         """Stop extending its lease."""
-        if self._lease_of(message) is not None:
-            del self._leases[message.id]
+        lease = self._lease_of(message)
+        if lease is not None:
+            del self._leases[lease.id]
 
     def settled(self, command: Any) -> None:
         """Stop extending leases that this command, which was made through the broker, settles."""
-        if not self._leases:
-            return
-        for id, token in zip(unpack(command.leases.ids), unpack(command.leases.tokens), strict=True):
+        ids = command.leases.ids
+        if not self._leases or (ids.nbytes == 8 and int.from_bytes(ids, "little") not in self._leases):
+            return  # the usual case: a message that was settled through this prefetcher
+        for id, token in zip(unpack(ids), unpack(command.leases.tokens), strict=True):
             lease = self._leases.get(id)
-            message = None if lease is None else lease.message()
+            message = None if lease is None else lease.held()
             if message is not None and message.token == token and message.topic == command.topic:
                 del self._leases[id]
 
-    async def settle(self, message: Message, failure: str | None = None) -> None:
+    async def settle(self, message: Any, failure: str | None = None) -> None:
         """Nack a message that failed, or release it, unless it is settled or lost."""
         if self._lease_of(message) is None:
             return
@@ -341,23 +342,23 @@ class Prefetcher:
         else:
             await self.nack(message, reason=failure)
 
-    async def ack(self, message: Message) -> None:
+    def ack(self, message: Any) -> Coroutine[Any, Any, None]:
         self.done(message)
-        await self._broker.ack(message)
+        return self._broker.ack(message)
 
-    async def nack(self, message: Message, *, backoff: float | None = None, reason: str | None = None) -> None:
+    async def nack(self, message: Any, *, backoff: float | None = None, reason: str | None = None) -> None:
         self.done(message)
         await self._broker.nack(message, backoff=backoff, reason=reason)
 
-    async def release(self, message: Message) -> None:
+    async def release(self, message: Any) -> None:
         self.done(message)
         await self._broker.release(message)
 
-    async def bury(self, message: Message, *, reason: str | None = None) -> None:
+    async def bury(self, message: Any, *, reason: str | None = None) -> None:
         self.done(message)
         await self._broker.bury(message, reason=reason)
 
-    async def extend(self, message: Message, seconds: float) -> None:
+    async def extend(self, message: Any, seconds: float) -> None:
         await self._broker.extend(message, seconds)
         lease = self._lease_of(message)
         if lease is not None:
@@ -396,4 +397,7 @@ class Prefetcher:
         self._leases.clear()
         if unstarted:
             with contextlib.suppress(HeaplineError):  # their leases end by themselves
-                await self._broker.release(unstarted)
+                await self._return(unstarted)
+
+    async def _return(self, unstarted: list[Any]) -> None:
+        await self._broker.release(unstarted)

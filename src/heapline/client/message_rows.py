@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from heapline.contract.columns import Columns, pack, plan, unpack
+from heapline.contract.columns import pack, plan, unpack
 from heapline.contract.errors import HeaplineError
 from heapline.contract.messages import EnqueuedBatch, NewMessages, RowError
-
-C = TypeVar("C", bound=Columns)
 
 
 def size(messages: NewMessages) -> int:
@@ -37,32 +35,6 @@ def join(batches: Sequence[NewMessages]) -> NewMessages:
                 b"".join(absent * len(b) if v is None else v for v, b in zip(values, batches, strict=True))
             )
     return NewMessages(**columns)
-
-
-def part(columns: C, start: int, end: int) -> C:
-    """Rows [start, end) of a column struct."""
-    found: dict[str, Any] = {}
-    for column in plan(type(columns)):
-        value = getattr(columns, column.name)
-        if value is not None:
-            width = column.size if column.form else 1
-            found[column.name] = value[start * width : end * width]
-    return type(columns)(**found)
-
-
-def pick(columns: C, rows: Sequence[int]) -> C:
-    """These rows of a column struct."""
-    found: dict[str, Any] = {}
-    for column in plan(type(columns)):
-        value = getattr(columns, column.name)
-        if value is None:
-            continue
-        if column.form is None:
-            found[column.name] = [value[i] for i in rows]
-        else:
-            numbers = unpack(value, column.form)
-            found[column.name] = pack([numbers[i] for i in rows], column.form)
-    return type(columns)(**found)
 
 
 def failed(count: int, error: HeaplineError) -> EnqueuedBatch:

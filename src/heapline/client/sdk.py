@@ -1,11 +1,10 @@
-"""The client that `heapline.connect` returns: a gRPC transport under wrappers that make it fast and safe to repeat.
+"""The client that `heapline.connect` returns: a transport under wrappers that make it fast and safe to repeat.
 
 A call goes through, in this order: this facade, Coalescing (joins single calls), Idempotent (numbers enqueues), Traced
 (spans), Retrying (repeats over broken connections until a deadline), and a transport.
 
-A client connects when it is first used, and belongs to the event loop that first used it. gRPC does not survive a
-fork, and a child that touches its parent's connections crashes. If no client was used before the fork, clients work in
-the child. Otherwise each of them raises an error there.
+A client connects when it is first used, and belongs to the event loop that first used it. After a fork the child opens
+connections of its own and never touches its parent's.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
-from weakref import WeakSet
+from weakref import ReferenceType, WeakSet, ref
 
 from msgspec.structs import replace
 
 from heapline.client.backoff import DEADLINE, check_deadline
+from heapline.client.batch_consumer import BATCH, consume_batches
 from heapline.client.consumer import PREFETCH, Consumer, Prefetcher, consume
-from heapline.client.pushed_member import PushedMember
 from heapline.client.target import ClientTls, parse_target
-from heapline.client.transports.grpc import GrpcBroker
-from heapline.client.transports.transport import PopStream, closed
+from heapline.client.transports.native import NativeBroker
+from heapline.client.transports.transport import Transport, closed
 from heapline.client.wrappers.coalescing import Coalescing
 from heapline.client.wrappers.idempotent import Idempotent
 from heapline.client.wrappers.retrying import Retrying
@@ -33,7 +32,8 @@ from heapline.client.wrappers.traced import Traced
 from heapline.contract.broker import Broker
 from heapline.contract.call import HERE, Command, Context, Feed
 from heapline.contract.errors import BadRequest
-from heapline.contract.leases import Ack, Bury, Nack, Pop, Release, messages_of
+from heapline.contract.leased_batch import LeasedBatch
+from heapline.contract.leases import Ack, Bury, Nack, Release
 from heapline.contract.message import Message
 
 R = TypeVar("R")
@@ -77,8 +77,8 @@ class ConnectedBroker(Broker):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._retrying: Retrying | None = None
         self._coalescing: Coalescing | None = None
-        self._prefetchers: WeakSet[Prefetcher] = WeakSet()
-        self._members: WeakSet[PushedMember] = WeakSet()
+        # A tuple, replaced as a whole: every ack reads it, and a WeakSet would take half of the time of an ack.
+        self._prefetchers: tuple[ReferenceType[Prefetcher], ...] = ()
         _CLIENTS.add(self)
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -105,19 +105,31 @@ class ConnectedBroker(Broker):
                 "this client belongs to another event loop, which is still open; connect once per event loop, or use "
                 "heapline.connect_sync from several threads"
             )
-        _check_process()
         self._loop = asyncio.get_running_loop()
         self._retrying = Retrying(self._endpoints, self._connect, self._deadline)
         idempotent = Idempotent(Traced(self._retrying), self._deadline)
         self._coalescing = Coalescing(idempotent, self._retrying.background.spawn, self._deadline)
         return self._coalescing
 
-    def _connect(self, endpoint: str) -> GrpcBroker:
+    def _connect(self, endpoint: str) -> Transport:
         # A starting server writes its key just before it listens. A server on a new directory has another key.
         self._credential = self._find_credential() or self._credential
-        transport = GrpcBroker(endpoint, credential=self._credential, tls=self._tls, session=True)
+        transport = self._transport(endpoint)
         transport.open()
         return transport
+
+    def _transport(self, endpoint: str) -> Transport:
+        if not parse_target(endpoint, self._tls).is_http:
+            return NativeBroker(endpoint, credential=self._credential, tls=self._tls)
+        try:
+            from heapline.client.transports.http import HttpBroker
+        except ModuleNotFoundError as error:
+            if error.name != "httpx":
+                raise
+            raise BadRequest(
+                f"{endpoint} needs httpx; run pip install 'heapline[client-http]', or name the server as host:port"
+            ) from None
+        return HttpBroker(endpoint, credential=self._credential, tls=self._tls)
 
     def forget(self) -> Any:
         """Release the parent's connections after a fork, without touching them."""
@@ -126,26 +138,38 @@ class ConnectedBroker(Broker):
         return left
 
     async def close(self) -> None:
-        """Release prefetched messages, leave groups, and end the connection. Calls in progress raise Closed."""
+        """Release prefetched messages and end the connection. Calls in progress raise Closed."""
         self._is_closed = True
         retrying, coalescing = self._retrying, self._coalescing
         if retrying is None or coalescing is None or self._loop is not asyncio.get_running_loop():
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
-                await asyncio.gather(*(p.close() for p in self._prefetchers), *(m.end() for m in self._members))
+                await asyncio.gather(*(p.close() for found in self._prefetchers if (p := found()) is not None))
         await retrying.background.close()
         coalescing.end(closed())
         await retrying.close()
         await retrying.background.close()
         self._loop = self._retrying = self._coalescing = None
 
+    async def renew(self, api_key: str) -> None:
+        """Replace the key or token before the old one expires. Calls and consumers in progress continue.
+
+        Raises Unauthenticated, and changes nothing, if the server refuses it or it belongs to another caller. Over HTTP
+        the next call shows whether it is valid.
+        """
+        credential = check_key(api_key)
+        if self._retrying is not None and self._loop is asyncio.get_running_loop():
+            await self._retrying.renew(credential)
+        self._credential, self._find_credential = credential, lambda: None
+
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
         if self._prefetchers and type(command) in SETTLES:
-            for prefetcher in self._prefetchers:
-                prefetcher.settled(command)
+            for found in self._prefetchers:
+                if (prefetcher := found()) is not None:
+                    prefetcher.settled(command)
         wrapped = self._coalescing
         if wrapped is None or self._loop is not asyncio.get_running_loop():
             wrapped = self._begin()
@@ -175,23 +199,30 @@ class ConnectedBroker(Broker):
         self.adopt(consumer)
         return consumer
 
+    def consume_batches(
+        self,
+        topic: str,
+        max_messages: int = BATCH,
+        *,
+        prefetch: int = PREFETCH,
+        visibility: float | None = None,
+        holder: str | None = None,
+    ) -> Consumer[LeasedBatch]:
+        """`async for batch in hl.consume_batches("jobs"): …`; see heapline.consume_batches."""
+        consumer = consume_batches(self, topic, max_messages, prefetch=prefetch, visibility=visibility, holder=holder)
+        self.adopt(consumer)
+        return consumer
+
     def adopt(self, consumer: Consumer[Any]) -> None:
         """Close a consumer with this client, and report to it the messages that are settled through this client."""
-        self._prefetchers.add(consumer.prefetcher)
+        alive = [found for found in self._prefetchers if found() is not None]
+        self._prefetchers = (*alive, ref(consumer.prefetcher))
 
-    async def pop_stream(
-        self, topic: str, credits: AsyncIterator[int], *, visibility: float | None = None, holder: str | None = None
-    ) -> AsyncIterator[list[Message]]:
-        """Messages as they become ready, one per credit. Ends when the credits end."""
-        stream: Any = PopStream(Pop(topic, visibility=visibility, holder=holder), credits)
-        async with contextlib.aclosing(self.stream(stream)) as answers:  # type: ignore[type-var]
-            async for leased in answers:
-                yield messages_of(self, leased)
 
-    def _member(self) -> PushedMember:
-        member = PushedMember(self)
-        self._members.add(member)
-        return member
+def check_key(api_key: str) -> str:
+    if not isinstance(api_key, str) or not api_key.strip() or not api_key.isascii() or not api_key.isprintable():
+        raise BadRequest("api_key must be the text that `heapline keys create` printed, without line breaks")
+    return api_key.strip()
 
 
 class _Within(ConnectedBroker):
@@ -211,6 +242,9 @@ class _Within(ConnectedBroker):
     def forget(self) -> Any:
         return self._client.forget()
 
+    async def renew(self, api_key: str) -> None:
+        await self._client.renew(api_key)
+
     async def close(self) -> None:
         await self._client.close()
 
@@ -227,27 +261,14 @@ class _Within(ConnectedBroker):
     def consume(self, topic: str, **options: Any) -> Consumer[Message]:
         return self._client.consume(topic, **options)
 
-    def _member(self) -> PushedMember:
-        return self._client._member()
+    def consume_batches(self, topic: str, *size: Any, **options: Any) -> Consumer[LeasedBatch]:
+        return self._client.consume_batches(topic, *size, **options)
 
 
 # -- forks -------------------------------------------------------------------------------------------------------------
 
 _CLIENTS: WeakSet[ConnectedBroker] = WeakSet()
-_LEFT_BEHIND: list[Any] = []  # forever: even garbage collection would call gRPC
-_USED_BY: list[int] = []  # the process that has used gRPC
-
-
-def _check_process() -> None:
-    """Raise BadRequest if gRPC was used before this process was forked. Call it before gRPC is used."""
-    if not _USED_BY:
-        _USED_BY.append(os.getpid())
-    elif _USED_BY[0] != os.getpid():
-        raise BadRequest(
-            "this process was forked from one that had already used a Heapline client, and gRPC does not survive "
-            "that; use clients only after the fork (connect() alone does not connect), or start processes with "
-            "'spawn'"
-        )
+_LEFT_BEHIND: list[Any] = []  # forever: garbage collection would close the parent's TLS sessions
 
 
 def _in_child() -> None:

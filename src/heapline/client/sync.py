@@ -12,14 +12,15 @@ from collections.abc import Coroutine, Iterator
 from functools import partial
 from typing import Any, Self, TypeVar
 
+from heapline.client.batch_consumer import BATCH, BatchLease, BatchPrefetcher
 from heapline.client.consumer import PREFETCH, Consumer, Prefetcher
 from heapline.client.sdk import ConnectedBroker
 from heapline.client.transports.transport import closed
 from heapline.contract.errors import Closed
-from heapline.contract.leases import Pop
+from heapline.contract.leases import Leased, Pop
 from heapline.contract.message import LogFrame
 from heapline.contract.stream import StreamBatch, StreamMessage
-from heapline.contract.sync_broker import SyncBroker, SyncMessage, SyncSubscription, _sync_message
+from heapline.contract.sync_broker import SyncBroker, SyncLeasedBatch, SyncMessage, SyncSubscription, _sync_message
 
 T = TypeVar("T")
 
@@ -74,51 +75,72 @@ class SyncClient(SyncBroker):
                 super()._run(self._client.close())
             self._stop()
 
+    def renew(self, api_key: str) -> None:
+        """Replace the key or token, before the old one expires; see ConnectedBroker.renew."""
+        self._run(self._client.renew(api_key))
+
     def within(self, seconds: float) -> SyncClient:
         """This client with another deadline: `hl.within(2).enqueue(…)`."""
         return _SyncWithin(self, seconds)
 
     def consume(
         self, topic: str, *, prefetch: int = PREFETCH, visibility: float | None = None, holder: str | None = None
-    ) -> SyncConsumer:
+    ) -> SyncConsumer[SyncMessage]:
         """`for message in hl.consume("jobs"): …`; prefetched messages are returned when the loop ends."""
-
         pop = Pop(topic, visibility=visibility, holder=holder)
+        return self._adopt(Prefetcher(self._client, pop, prefetch, partial(_sync_message, self)))
 
-        async def begin() -> Consumer[SyncMessage]:
-            prefetcher = Prefetcher(self._client, pop, prefetch, partial(_sync_message, self))
-            consumer: Consumer[SyncMessage] = Consumer(prefetcher)
+    def consume_batches(
+        self,
+        topic: str,
+        max_messages: int = BATCH,
+        *,
+        prefetch: int = PREFETCH,
+        visibility: float | None = None,
+        holder: str | None = None,
+    ) -> SyncConsumer[SyncLeasedBatch]:
+        """`for batch in hl.consume_batches("jobs"): …`; see heapline.consume_batches."""
+
+        def bind(leased: Leased) -> SyncLeasedBatch:
+            return SyncLeasedBatch(BatchLease(self, leased), leased)
+
+        pop = Pop(topic, max_messages, visibility=visibility, holder=holder)
+        return self._adopt(BatchPrefetcher(self._client, pop, prefetch, bind))
+
+    def _adopt(self, prefetcher: Prefetcher) -> SyncConsumer[Any]:
+        async def begin() -> Consumer[Any]:
+            consumer: Consumer[Any] = Consumer(prefetcher)
             self._client.adopt(consumer)
             return consumer
 
         return SyncConsumer(self, self._run(begin()))
 
 
-class SyncConsumer(Iterator[SyncMessage]):
+class SyncConsumer(Iterator[T]):
     """Messages of a topic. When the program no longer holds it, prefetched messages are returned."""
 
-    def __init__(self, client: SyncClient, consumer: Consumer[SyncMessage]) -> None:
+    def __init__(self, client: SyncClient, consumer: Consumer[T]) -> None:
         self._client, self._consumer = client, consumer
 
-    def __iter__(self) -> SyncConsumer:
+    def __iter__(self) -> SyncConsumer[T]:
         return self
 
-    def __next__(self) -> SyncMessage:
+    def __next__(self) -> T:
         message = self._next()
         if message is None:
             raise StopIteration
         return message
 
-    def _next(self) -> SyncMessage | None:
+    def _next(self) -> T | None:
         consumer = self._consumer
 
-        async def following() -> SyncMessage | None:
+        async def following() -> T | None:
             return await anext(consumer, None)
 
         return self._client._run(following())
 
     @contextlib.contextmanager
-    def item(self) -> Iterator[SyncMessage]:
+    def item(self) -> Iterator[T]:
         """The next message, for one block: nacked if the block raises, released if it was not settled."""
         message = self._next()
         if message is None:
@@ -136,7 +158,7 @@ class SyncConsumer(Iterator[SyncMessage]):
             raise
         self._client._run(settle(message))
 
-    def __enter__(self) -> SyncConsumer:
+    def __enter__(self) -> SyncConsumer[T]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -166,11 +188,17 @@ class _SyncWithin(SyncClient):
     def close(self) -> None:
         self._parent.close()
 
+    def renew(self, api_key: str) -> None:
+        self._parent.renew(api_key)
+
     def within(self, seconds: float) -> SyncClient:
         return self._parent.within(seconds)
 
-    def consume(self, topic: str, **options: Any) -> SyncConsumer:
+    def consume(self, topic: str, **options: Any) -> SyncConsumer[SyncMessage]:
         return self._parent.consume(topic, **options)
+
+    def consume_batches(self, topic: str, *size: Any, **options: Any) -> SyncConsumer[SyncLeasedBatch]:
+        return self._parent.consume_batches(topic, *size, **options)
 
     def subscribe(self, topic: str, **options: Any) -> SyncSubscription:
         return self._parent.subscribe(topic, **options)

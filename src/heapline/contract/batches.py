@@ -46,7 +46,10 @@ batch_call = call_family(feature="batches", route="batch")
 class PrepareBatch(Command[Prepared], gc=False):
     """Store one part of a batch, durable and invisible.
 
-    Repeating it with the same content returns the same ids; with other content it raises IdempotencyConflict.
+    Repeating it with the same content returns the same ids; with other content it raises IdempotencyConflict. Give the
+    sink and the version that the batch will be committed as, if any: a part that comes after that version, or a later
+    one, was committed is rejected (BatchDecided). Without them it is rejected only while the commit of its batch is
+    remembered; otherwise it stays prepared until the batch times out.
     """
 
     batch_id: ShortName
@@ -56,8 +59,11 @@ class PrepareBatch(Command[Prepared], gc=False):
     epoch: Epoch | None = None
     answered_below: AnsweredBelow | None = None
     without_results: bool = False  # answer only that the part is durable
+    sink: ShortName | None = None
+    version: Natural | None = None
 
     def validate(self) -> None:
+        _check_version(self)
         if not self.shares:
             raise BadRequest("a part needs a topic; give {topic: []} for one without messages")
         names: set[str] = set()
@@ -87,8 +93,12 @@ class CommitBatch(Command[Count]):
     version: Natural | None = None
 
     def validate(self) -> None:
-        if (self.sink is None) != (self.version is None):
-            raise BadRequest("a sink needs a version, and a version a sink; give both or neither")
+        _check_version(self)
+
+
+def _check_version(command: PrepareBatch | CommitBatch) -> None:
+    if (command.sink is None) != (command.version is None):
+        raise BadRequest("a sink needs a version, and a version a sink; give both or neither")
 
 
 @batch_call(id=0x42, rpc="AbortBatch", http="POST /v1/batches:abort", needs=PRODUCE_ANYWHERE)

@@ -12,7 +12,19 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import MethodType
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    overload,
+)
 
 import msgspec
 
@@ -22,6 +34,7 @@ from heapline.contract.columns import pack, pack_one, unpack
 from heapline.contract.config import GroupConfig, TopicConfig, check_names
 from heapline.contract.errors import BadRequest, DeliveryLost, HeaplineError, LeaseLost
 from heapline.contract.groups import EARLIEST, fetched, pack_offsets, position, unpack_offsets
+from heapline.contract.leased_batch import LeasedBatch, LeasedColumns
 from heapline.contract.leases import messages_of
 from heapline.contract.message import (
     DlqFilter,
@@ -53,13 +66,15 @@ from heapline.contract.stream import (
 
 if TYPE_CHECKING:
     from heapline.contract.subscription import Subscription
-    from heapline.contract.sync_broker import SyncBroker, SyncMessage
+    from heapline.contract.sync_broker import SyncBroker, SyncLeasedBatch, SyncMessage
 
 A = TypeVar("A")
 S = TypeVar("S")
 R = TypeVar("R")
 P = ParamSpec("P")
-Held = Message | LeaseRef | Iterable[Message | LeaseRef]
+L = TypeVar("L", covariant=True)
+B = TypeVar("B", covariant=True)
+Held = Message | LeaseRef | LeasedColumns[Any] | Iterable[Message | LeaseRef]
 MessageId = str | int
 LIST_PAGE = 1000
 
@@ -97,11 +112,54 @@ def plain(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, A]]) -> me
     return method(function)
 
 
-def leasing(
-    function: Callable[Concatenate[Any, P], Coroutine[Any, Any, list[Message]]],
-) -> method[P, list[Message], list[SyncMessage]]:
+class PopMethod(Protocol[L, B]):
+    """The type of `pop`: with lazy=True it returns a batch instead of a list."""
+
+    @overload
+    def __call__(
+        self,
+        topic: str,
+        max_messages: int = 1,
+        *,
+        visibility: float | None = None,
+        wait: float = 0.0,
+        holder: str | None = None,
+        max_bytes: int = 2 << 20,
+        request_id: str | None = None,
+        lazy: Literal[False] = False,
+    ) -> L: ...
+
+    @overload
+    def __call__(
+        self,
+        topic: str,
+        max_messages: int = 1,
+        *,
+        visibility: float | None = None,
+        wait: float = 0.0,
+        holder: str | None = None,
+        max_bytes: int = 2 << 20,
+        request_id: str | None = None,
+        lazy: Literal[True],
+    ) -> B: ...
+
+
+class leasing(method[..., Any, Any]):
     """A method that returns leased messages."""
-    return method(function)
+
+    @overload
+    def __get__(
+        self, broker: Broker, owner: type
+    ) -> PopMethod[Coroutine[Any, Any, list[Message]], Coroutine[Any, Any, LeasedBatch]]: ...
+
+    @overload
+    def __get__(self, broker: SyncBroker, owner: type) -> PopMethod[list[SyncMessage], SyncLeasedBatch]: ...
+
+    @overload
+    def __get__(self, broker: None, owner: type) -> Callable[..., Any]: ...
+
+    def __get__(self, broker: Any, owner: type) -> Any:
+        return super().__get__(broker, owner)
 
 
 @overload
@@ -271,16 +329,21 @@ class Methods:
         producer_id: str | None = None,
         epoch: int | None = None,
         answered_below: int | None = None,
+        sink: str | None = None,
+        version: int | None = None,
     ) -> dict[str, list[Enqueued]]:
         """Store one part of a batch, durable and invisible: messages by topic, or a list with `topic`.
 
-        Repeating it with the same content returns the same ids; with other content it raises IdempotencyConflict.
+        Repeating it with the same content returns the same ids; with other content it raises IdempotencyConflict. With
+        the sink and version of the later commit, a part that comes too late is always rejected; see PrepareBatch.
         """
         by_topic = _by_topic_name(messages, topic)
         for share in by_topic.values():
             check_messages(share, True)
         shares = [batches.Share(name, pack_messages(share)) for name, share in by_topic.items()]
-        prepared = await self.do(batches.PrepareBatch(batch_id, part, shares, producer_id, epoch, answered_below))
+        prepared = await self.do(
+            batches.PrepareBatch(batch_id, part, shares, producer_id, epoch, answered_below, sink=sink, version=version)
+        )
         names = list(by_topic)
         return {name: enqueued(share.results) for name, share in zip(names, prepared.shares, strict=True)}
 
@@ -312,10 +375,14 @@ class Methods:
         holder: str | None = None,
         max_bytes: int = 2 << 20,
         request_id: str | None = None,
-    ) -> list[Message]:
-        """Lease the best messages that are due. Waits up to `wait` seconds for the first one."""
+        lazy: bool = False,
+    ) -> list[Message] | LeasedBatch:
+        """Lease the best messages that are due. Waits up to `wait` seconds for the first one.
+
+        With lazy=True the messages are columns, a LeasedBatch: no object is created for a message until it is accessed.
+        """
         leased = await self.do(leases.Pop(topic, max_messages, visibility, wait, holder, max_bytes, request_id))
-        return messages_of(self, leased)
+        return LeasedBatch(self, leased) if lazy else messages_of(self, leased)
 
     @plain
     async def ack(self: Any, messages: Held) -> None:
@@ -324,7 +391,7 @@ class Methods:
             keys = leases.LeaseKeys(pack_one(messages.id), pack_one(messages.token))
             settled = await self.do(leases.Ack(messages.topic, keys))
             if settled.lost:
-                raise LeaseLost(settled.lost, messages.topic)
+                raise LeaseLost.with_suffix(settled.lost, messages.topic, messages.id_suffix)
             return
         await _settle(self, messages, leases.Ack)
 
@@ -341,17 +408,14 @@ class Methods:
     @plain
     async def extend(self: Any, messages: Held, seconds: float) -> None:
         """Let leases end `seconds` from now instead; `message.deadline` shows it."""
-        held = listed(messages)
+        held = messages if isinstance(messages, LeasedColumns) else listed(messages)
         answers = await _settle(self, held, leases.Extend, seconds, is_raised=False)
-        deadlines = {
-            (topic, id, token): ms
-            for topic, ids, tokens, answer in answers
-            if not isinstance(answer, HeaplineError)
-            for id, token, ms in zip(ids, tokens, unpack(answer.deadline_ms), strict=True)
-        }
-        for m in held:
-            if isinstance(m, Message) and deadlines.get((m.topic, m.id, m.token), -1) >= 0:
-                m._deadline_ms = deadlines[m.topic, m.id, m.token]
+        extended = [(share, answer) for share, answer in answers if not isinstance(answer, HeaplineError)]
+        if isinstance(held, LeasedColumns):
+            for _, answer in extended:
+                held.set_deadlines(answer.deadline_ms)
+        else:
+            _set_deadlines(held, extended)
         _raise_worst(answers)
 
     @plain
@@ -634,10 +698,6 @@ class Broker(Methods):
             config=config,
         )
 
-    def _member(self) -> Any:
-        """The object whose `group_fetch` a subscription calls; it may have a `stop_pushing` too."""
-        return self
-
     def replay(
         self,
         topic: str,
@@ -778,31 +838,54 @@ async def _enqueue_numbered(
     return await producer.enqueue(broker, topic, outgoing, send)
 
 
-Answers = list[tuple[str, list[int], list[int], Any]]
+class Share(NamedTuple):
+    """The leases of one topic that a call acts on."""
+
+    topic: str
+    keys: leases.LeaseKeys
+    id_suffix: int  # the topic's, or 0 if it is not known
+
+
+Answers = list[tuple[Share, Any]]
 
 
 async def _settle(broker: Any, held: Held, kind: Any, *options: Any, is_raised: bool = True) -> Answers:
     """Act on leases of any topics, one command per topic, on all that can be; then raise for those that could not."""
     answers: Answers = []
-    for topic, ids, tokens in by_topic(listed(held)):
+    for share in by_topic(held):
         try:
-            answer = await broker.do(kind(topic, leases.LeaseKeys(pack(ids), pack(tokens)), *options))
+            answer = await broker.do(kind(share.topic, share.keys, *options))
         except HeaplineError as error:
             answer = error
-        answers.append((topic, ids, tokens, answer))
+        answers.append((share, answer))
     if is_raised:
         _raise_worst(answers)
     return answers
 
 
+def _set_deadlines(held: list[Message | LeaseRef], extended: Answers) -> None:
+    deadlines = {
+        (share.topic, id, token): ms
+        for share, answer in extended
+        for id, token, ms in zip(
+            unpack(share.keys.ids), unpack(share.keys.tokens), unpack(answer.deadline_ms), strict=True
+        )
+    }
+    for m in held:
+        if isinstance(m, Message) and deadlines.get((m.topic, m.id, m.token), -1) >= 0:
+            m._deadline_ms = deadlines[m.topic, m.id, m.token]
+
+
 def _raise_worst(answers: Answers) -> None:
     """Raise the first error that is not a lost lease, otherwise one LeaseLost for all that were lost."""
-    for _, _, _, answer in answers:
+    for _, answer in answers:
         if isinstance(answer, HeaplineError) and not isinstance(answer, LeaseLost):
             raise answer
-    lost = [(topic, answer.lost) for topic, _, _, answer in answers if answer.lost]
+    lost = [(share, answer.lost) for share, answer in answers if answer.lost]
     if lost:
-        raise LeaseLost([id for _, ids in lost for id in ids], ", ".join(topic for topic, _ in lost))
+        suffix = lost[0][0].id_suffix if len(lost) == 1 else 0  # ULIDs of several topics have several suffixes
+        ids = [id for _, ids in lost for id in ids]
+        raise LeaseLost.with_suffix(ids, ", ".join(share.topic for share, _ in lost), suffix)
 
 
 def _raise_lost(result: groups.LostRows, topic: str, group: str) -> None:
@@ -832,14 +915,15 @@ def _is_id(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def by_topic(held: list[Message | LeaseRef]) -> list[tuple[str, list[int], list[int]]]:
-    """(topic, ids, tokens) of each topic."""
-    if not held:
-        return []
-    names = dict.fromkeys([m.topic for m in held])
-    if len(names) == 1:
-        return [(held[0].topic, [m.id for m in held], [m.token for m in held])]
-    return [
-        (topic, [m.id for m in held if m.topic == topic], [m.token for m in held if m.topic == topic])
-        for topic in names
-    ]
+def by_topic(held: Held) -> list[Share]:
+    """Return the leases of each topic."""
+    if isinstance(held, LeasedColumns):
+        return [Share(held.topic, held.leases, held.id_suffix)] if held else []
+    found = listed(held)
+    names = dict.fromkeys([m.topic for m in found])
+    return [_share(name, found if len(names) == 1 else [m for m in found if m.topic == name]) for name in names]
+
+
+def _share(topic: str, held: list[Message | LeaseRef]) -> Share:
+    keys = leases.LeaseKeys(pack([m.id for m in held]), pack([m.token for m in held]))
+    return Share(topic, keys, getattr(held[0], "id_suffix", 0))

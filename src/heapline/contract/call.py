@@ -8,14 +8,17 @@ to the handler. A `Context` travels beside a call through every `do`, into the e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import base64
+from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform, get_args
 
+import msgspec
 from msgspec import Struct
 
 from heapline.contract.check import compile_check
+from heapline.contract.errors import BadRequest
 
 R = TypeVar("R")
 K = TypeVar("K", bound="type[Call[Any]]")
@@ -143,3 +146,26 @@ class Page(Struct, Generic[R], frozen=True, omit_defaults=True):
 
     items: list[R]
     cursor: str | None = None
+
+
+def cursor_of(value: Any) -> str:
+    """Return an opaque cursor that encodes a value."""
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode(value)).decode().rstrip("=")
+
+
+def read_cursor(cursor: str | None, kind: Any, first: R) -> R:
+    if cursor is None:
+        return first
+    try:
+        raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        return msgspec.msgpack.decode(raw, type=kind)  # type: ignore[no-any-return]
+    except (ValueError, msgspec.DecodeError):
+        raise BadRequest(f"cursor must be one that the previous page returned, got {cursor!r}") from None
+
+
+def page_by_name(items: Sequence[Any], cursor: str | None, limit: int, name: str = "name") -> Page[Any]:
+    """Return one page of a list that is sorted by a name."""
+    after = read_cursor(cursor, str, "")
+    rest = [item for item in items if getattr(item, name) > after] if after else list(items)
+    chosen = rest[:limit]
+    return Page(chosen, cursor_of(getattr(chosen[-1], name)) if len(rest) > limit else None)

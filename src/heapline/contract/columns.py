@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import repeat, starmap
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
@@ -70,9 +70,15 @@ def unpack(column: Any, form: str = INT64) -> list[Any]:
     """Return a packed column as a list of Python numbers."""
     if type(column) is not memoryview or column.format != "B":
         column = memoryview(column).cast("B")
-    if form == INT64 and len(column) == 8:  # one row: half the time of a cast
-        return [int.from_bytes(column, "little", signed=True)]
     return column.cast(form).tolist()  # type: ignore[no-any-return]
+
+
+def unpack_joined(columns: Iterable[memoryview]) -> list[int]:
+    """Return several packed columns of integers as one list."""
+    return memoryview(b"".join(columns)).cast("q").tolist()
+
+
+C = TypeVar("C", bound=Columns)
 
 
 class Plan(NamedTuple):
@@ -156,3 +162,29 @@ def to_rows(columns: Columns) -> list[Any]:
             values[field] = found if none is None else [None if v == none or v != v else v for v in found]
     ordered = [values[field] for field in kind.row.__struct_fields__]
     return list(starmap(kind.row, zip(*ordered, strict=False)))
+
+
+def part(columns: C, start: int, end: int) -> C:
+    """Rows [start, end) of a column struct."""
+    found: dict[str, Any] = {}
+    for column in plan(type(columns)):
+        value = getattr(columns, column.name)
+        if value is not None:
+            width = column.size if column.form else 1
+            found[column.name] = value[start * width : end * width]
+    return type(columns)(**found)
+
+
+def pick(columns: C, rows: Sequence[int]) -> C:
+    """These rows of a column struct."""
+    found: dict[str, Any] = {}
+    for column in plan(type(columns)):
+        value = getattr(columns, column.name)
+        if value is None:
+            continue
+        if column.form is None:
+            found[column.name] = [value[i] for i in rows]
+        else:
+            numbers = unpack(value, column.form)
+            found[column.name] = pack([numbers[i] for i in rows], column.form)
+    return type(columns)(**found)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from heapline.contract.errors import BadName, BadRequest
+from heapline.contract.errors import BadName, BadRequest, Unsupported
 
 C = TypeVar("C", "TopicConfig", "GroupConfig", "BrokerConfig")
 
@@ -90,6 +90,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     fsync: Literal["commit", "interval", "os"] = "commit"  # the last two give up the durability promises
     fsync_interval: float = 0.05  # seconds between syncs when fsync is "interval"
     tick: float = 0.1  # seconds; how late a timer may be when idle; 0.01 to 1
+    compression: Literal["none", "zstd"] = "none"  # of bodies over 4 KiB between clients and servers that both have
+    # zstd (over gRPC: gzip of answers); what is stored is not compressed
 
     def validate(self) -> None:
         self.backoff.validate()
@@ -157,6 +159,37 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 FIXED_FIELDS = ("mode", "ordering", "streams", "segment_bytes", "fairness")
 #: Fields that change when the topic's journal is reopened, which update_topic does automatically.
 REOPENING_FIELDS = ("fsync", "tick")
+
+#: Settings that belong to a feature (contract/call.py). A broker without it accepts only their default.
+FEATURE_FIELDS = {
+    "partitions": "partitions",
+    "strategy": "partitions",
+    "partition_weights": "partitions",
+    "max_staleness": "partitions",
+    "min_freshness": "partitions",
+    "fairness": "fairness",
+    "max_inflight_per_key": "fairness",
+    "max_pops_per_second": "fairness",
+    "streams": "log",
+    "retention": "log",
+    "retention_bytes": "log",
+    "retention_margin": "log",
+    "retention_hard_bytes": "log",
+    "retention_hard_age": "log",
+    "segment_bytes": "log",
+    "fsync": "log",
+    "fsync_interval": "log",
+    "tick": "log",
+}
+
+
+def check_features(config: TopicConfig, features: Collection[str]) -> None:
+    """Raise Unsupported for a setting that needs a feature which the broker lacks."""
+    default = TopicConfig()
+    for name, feature in FEATURE_FIELDS.items():
+        value = getattr(config, name)
+        if feature not in features and value != getattr(default, name):
+            raise Unsupported(f"{name}={value!r}", feature)
 
 
 def make_config(fields: dict[str, Any], base: TopicConfig | None = None) -> TopicConfig:

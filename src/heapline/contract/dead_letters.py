@@ -58,3 +58,19 @@ class DeleteDeadLetters(Command[Count]):
     def validate(self) -> None:
         if self.ids is None and self.where is None:
             raise BadRequest("say which: ids=[…], or where=heapline.DlqFilter(…) (an empty filter matches all)")
+
+
+def matches(info: MessageInfo, where: DlqFilter) -> bool:
+    """Return whether a dead letter matches the filter."""
+    if where.reason is not None and where.reason.lower() not in (info.reason or "").lower():
+        return False
+    priority = info.priority if info.priority is not None else 0
+    if where.priority_min is not None and priority < where.priority_min:
+        return False
+    if where.priority_max is not None and priority > where.priority_max:
+        return False
+    if where.died_after is not None and (info.ended_at is None or info.ended_at < where.died_after):
+        return False
+    if where.died_before is not None and (info.ended_at is None or info.ended_at >= where.died_before):
+        return False
+    return where.key is None or info.key == where.key

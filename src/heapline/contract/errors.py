@@ -272,11 +272,24 @@ class LeaseLost(ConflictError):
 
     def __init__(self, lost: list[int], topic: str) -> None:
         self.lost, self.topic = lost, topic
-        shown = ", ".join(str(i) for i in lost[:3]) + (", …" if len(lost) > 3 else "")
-        super().__init__(
-            f"the lease of {len(lost)} message(s) of topic {topic!r} had ended ({shown}): they were settled before, or "
-            "the lease expired and they are redelivered; settle each message once, and extend leases in time or pop "
-            "with a longer visibility"
+        self._explain([str(id) for id in lost[:3]])
+
+    @classmethod
+    def with_suffix(cls, lost: list[int], topic: str, id_suffix: int) -> LeaseLost:
+        """Return the error with ULIDs in its text, if the topic's suffix is known (not 0)."""
+        from heapline.contract.ids import to_ulids  # not above: it imports this module
+
+        error = cls(lost, topic)
+        if id_suffix:
+            error._explain(to_ulids(lost[:3], id_suffix))
+        return error
+
+    def _explain(self, shown: list[str]) -> None:
+        more = ", …" if len(self.lost) > len(shown) else ""
+        self.args = (
+            f"the lease of {len(self.lost)} message(s) of topic {self.topic!r} had ended ({', '.join(shown)}{more}): "
+            "they were settled before, or the lease expired and they are redelivered; settle each message once, and "
+            "extend leases in time or pop with a longer visibility",
         )
 
 

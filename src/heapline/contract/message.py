@@ -128,8 +128,8 @@ class Message(Delivered, msgspec.Struct, weakref=True, eq=False):
         """The time at which the lease ends unless it is extended."""
         return from_ms(self._deadline_ms)
 
-    async def ack(self) -> None:
-        await self._broker.ack(self)
+    def ack(self) -> Coroutine[Any, Any, None]:
+        return self._broker.ack(self)  # not awaited here, which would cost each ack a coroutine
 
     async def nack(self, backoff: float | None = None, reason: str | None = None) -> None:
         await self._broker.nack(self, backoff=backoff, reason=reason)

@@ -48,8 +48,8 @@ class _Chunk(NamedTuple):
     until: float  # loop time at which the member loses the rows
 
 
-class FetchSource(Protocol):
-    """Fetches rows for one member: the broker, or the client's end of a stream that a server pushes rows to."""
+class GroupBroker(Protocol):
+    """The calls of a broker that a subscription needs. Every `Broker` has them."""
 
     def group_fetch(
         self,
@@ -64,12 +64,6 @@ class FetchSource(Protocol):
         start: Place,
         config: Mapping[str, Any] | None,
     ) -> Coroutine[Any, Any, Fetched]: ...
-
-
-class GroupBroker(Protocol):
-    """The calls of a broker that a subscription needs. Every `Broker` has them."""
-
-    def _member(self) -> FetchSource: ...
     def get_group(self, topic: str, group: str, /) -> Coroutine[Any, Any, GroupInfo]: ...
     def group_ack(
         self, topic: str, group: str, member: str, offsets: Offsets, /, *, session: str
@@ -101,7 +95,7 @@ class Subscription:
             raise BadRequest(f"credits is an int from 1 to {CREDITS_MAX}, not {credits!r}")
         self.topic, self.group = topic, group
         self.member = member if member is not None else f"member-{secrets.token_hex(8)}"
-        self._broker, self._source = broker, broker._member()
+        self._broker = broker
         self._session = secrets.token_hex(16)
         self._credits, self._by_batches = credits, batches
         self._start, self._config = start, dict(config or {})
@@ -180,21 +174,15 @@ class Subscription:
         """Leave the group, even after an error: a member without a consumer must not keep its partitions."""
         has_joined, self._has_joined = self._has_joined, False
         self._partitions = []
-        await self._stop_pushing()
         if has_joined:
             with contextlib.suppress(HeaplineError, TimeoutError):  # already removed, or will be when its lease ends
                 async with asyncio.timeout(LEAVE_SECONDS):
                     await self._broker.group_leave(self.topic, self.group, self.member, session=self._session)
 
-    async def _stop_pushing(self) -> None:
-        stop = getattr(self._source, "stop_pushing", None)  # see client/pushed_member.py
-        if stop is not None:
-            await stop()
-
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def _fetch(self, count: int, wait: float) -> Awaitable[Fetched]:
-        return self._source.group_fetch(
+        return self._broker.group_fetch(
             self.topic,
             self.group,
             self.member,
@@ -231,7 +219,6 @@ class Subscription:
         except BaseException as error:
             self._error = error
             self._arrived.set()
-            await self._stop_pushing()
 
     def _room(self) -> int:
         now = _now()

@@ -19,6 +19,7 @@ from msgspec.structs import astuple
 
 from heapline.contract.broker import Broker, Methods
 from heapline.contract.errors import BadRequest, Closed
+from heapline.contract.leased_batch import LeasedBatch, LeasedColumns
 from heapline.contract.message import LogFrame, Message
 from heapline.contract.stream import Place, StreamBatch, StreamMessage
 
@@ -46,6 +47,29 @@ class SyncMessage(Message):
     @property
     def _sync(self) -> SyncBroker:
         return cast("SyncBroker", self._broker)
+
+
+class SyncLeasedBatch(LeasedColumns[SyncMessage]):
+    """Leased messages as columns, as in LeasedBatch, whose acts block."""
+
+    __slots__ = ()
+
+    message_type = SyncMessage
+
+    def ack(self) -> None:
+        self.settler.ack(self)
+
+    def nack(self, backoff: float | None = None, reason: str | None = None) -> None:
+        self.settler.nack(self, backoff=backoff, reason=reason)
+
+    def release(self) -> None:
+        self.settler.release(self)
+
+    def extend(self, seconds: float) -> None:
+        self.settler.extend(self, seconds)
+
+    def bury(self, reason: str | None = None) -> None:
+        self.settler.bury(self, reason=reason)
 
 
 class SyncBroker(Methods):
@@ -152,6 +176,8 @@ class SyncBroker(Methods):
         """Messages act on this broker."""
         if isinstance(result, list) and result and type(result[0]) is Message:
             return [_sync_message(self, m) for m in result]
+        if type(result) is LeasedBatch:
+            return SyncLeasedBatch(self, result.leased)
         return result
 
     def subscribe(self, topic: str, *, group: str, **options: Any) -> SyncSubscription:

@@ -29,6 +29,12 @@ def _settings_of(kind: type[msgspec.Struct], name: str) -> Any:
 TopicSettings = _settings_of(TopicConfig, "TopicSettings")
 
 
+def given(settings: Any) -> dict[str, Any]:
+    """Return the settings that a caller passed."""
+    fields = {name: getattr(settings, name) for name in settings.__struct_fields__}
+    return {name: value for name, value in fields.items() if value is not UNSET}
+
+
 @call(id=0x01, rpc="MakeHeap", http="POST /v1/heaps", needs=ADMIN, audit=(), status=201)
 class CreateTopic(Command[TopicInfo]):
     """Create a topic. Creating it again with equal settings changes nothing; with other settings raises TopicExists."""
@@ -106,6 +112,7 @@ class Purge(Command[Count]):
     http="POST /v1/heaps/{topic}:throttle",
     needs=ADMIN,
     audit=("partition", "throttled"),
+    feature="partitions",
 )
 class SetPartitionThrottled(Command[None]):
     """Leave a partition out of pops, or take it in again. Survives a restart; its messages wait."""

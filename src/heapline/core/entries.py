@@ -40,10 +40,12 @@ from heapline.core.now import Now
 from heapline.core.order import Ordering
 from heapline.core.prepared import Prepared
 from heapline.core.recent_ends import GoneMemory
+from heapline.core.record import with_attempts
 from heapline.core.wheel.timing_wheel import Timers, TimingWheel
 
 READY, DELAYED, LEASED, DEAD = range(4)
 FROM_LEASE = 2  # in an event's `delayed` column: it was in neither heap nor wheel
+FEW_ROWS = 8  # up to this many rows, plain integers cost less than the fixed cost of the numpy calls
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -111,7 +113,7 @@ class Entries:
         self.parked = Parking()
         self.ready = 0
         self.delayed = 0
-        self._left_behind = 0  # upper bound of `stale`, which is expensive to compute
+        self._left_behind = 0  # upper bound of `stale`, which is expensive to compute; nearly always 0
         self.throttled: str | None = None  # why it is excluded from pops; None = it is not
 
     # -- entries ---------------------------------------------------------------------------------------------------
@@ -119,8 +121,19 @@ class Entries:
     @property
     def stale(self) -> int:
         """The number of stale entries in heap and wheels."""
+        if not self._left_behind:
+            return 0
         entries = len(self.heap) + self.parked.rows + len(self.delays) + len(self.calendar)
         return entries - self.ready - self.delayed
+
+    @property
+    def has_timers(self) -> bool:
+        return bool(self.delays.count or self.ttls.count or self.calendar.count or self.ttls_wall.count)
+
+    def loaded(self) -> None:
+        """Count the stale entries, after heap and wheels were loaded from a snapshot."""
+        self._left_behind = 1  # so that they are counted
+        self._left_behind = self.stale
 
     @property
     def blocked(self) -> int:
@@ -182,12 +195,21 @@ class Entries:
                     touched.due, touched.wall = dues[i], False
                     touched.place = DELAYED if dues[i] else READY
 
-    def take_ready(self, ids: I64) -> tuple[I64, I64]:
-        """Take exactly these messages off the heap's front; only stale entries may be between them."""
+    def take_ready(self, ids: I64, attempts: bytes) -> tuple[list[int], list[int]]:
+        """Take exactly these messages off the heap's front; only stale entries may be between them.
+
+        Return their keys, and their positions with these attempts.
+        """
         clean = not self.stale
+        if clean and len(ids) <= FEW_ROWS:
+            few = self.heap.pop_few(len(ids))
+            if [id for _, id, _ in few] != ids.tolist():
+                raise Replay(f"partition {self.number}: the journal leased others than those that were first")
+            positions = [with_attempts(row[2], count) for row, count in zip(few, attempts, strict=True)]
+            return [key for key, _, _ in few], positions
         rows = self.heap.pop(len(ids))
         if clean and np.array_equal(rows.ids, ids):
-            return rows.keys, rows.positions
+            return rows.keys.tolist(), counted(rows.positions, attempts)
         parts: list[tuple[I64, I64]] = []
         have = 0
         while True:
@@ -202,7 +224,8 @@ class Entries:
             parts.append((rows.keys[good], rows.positions[good]))
             have += len(found)
             if have == len(ids):
-                return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+                keys, found_positions = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+                return keys.tolist(), counted(found_positions, attempts)
             rows = self.heap.pop(len(ids) - have)
 
     def take_delayed(self, wheel: TimingWheel, wall: bool, count: int) -> Timers:
@@ -266,3 +289,9 @@ class Entries:
             elif dead is not None:
                 found[i] = dead.position
         return found
+
+
+def counted(positions: I64, attempts: bytes) -> list[int]:
+    """Return the positions with these attempts, a byte per row."""
+    found: list[int] = with_attempts(positions, np.frombuffer(attempts, dtype=np.uint8)).tolist()
+    return found

@@ -405,7 +405,7 @@ KIND_NAMES: dict[type[Event], str] = {
 
 def _encode_column(value: Any) -> bytes:
     if isinstance(value, np.ndarray):
-        return np.ascontiguousarray(value, dtype="<i8").tobytes()
+        return (value if value.dtype == _STORED else value.astype(_STORED)).tobytes()
     raise TypeError(f"cannot encode {type(value)}")
 
 
@@ -415,6 +415,7 @@ def _decode_column(kind: type, value: Any) -> I64:
     raise TypeError(f"cannot decode {kind}")
 
 
+_STORED = np.dtype("<i8")
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_column)
 _decoder = msgspec.msgpack.Decoder(list[AnyEvent], dec_hook=_decode_column)
 EMPTY: I64 = np.zeros(0, dtype=np.int64)

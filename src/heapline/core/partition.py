@@ -22,6 +22,7 @@ from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Mask
 from heapline.core.events import EMPTY, I64, AnyEvent
 from heapline.core.fairness.turns import FairShare
 from heapline.core.heap.run_heap import Rows
+from heapline.core.heap.runs import Row, tuples_of
 from heapline.core.leases import DEADLINE, POSITION, STARTED
 from heapline.core.live_map import LiveMap
 from heapline.core.now import Now
@@ -98,25 +99,24 @@ class Partition(PartitionState):
         rows = self.eligible(1)
         return (int(rows.keys[0]), int(rows.ids[0])) if len(rows.ids) else None
 
+    def candidates(self, count: int) -> Callable[[int], Row | None]:
+        """Return a function that returns the messages of `eligible(count)` by their number, for callers that need few.
+
+        It is valid until the partition changes.
+        """
+        if self.stale or (self.fairness is not None and self.fairness.share.limit):
+            return dict(enumerate(tuples_of(self.eligible(count)))).get
+        return self.heap.nth
+
     def decide_lease(
-        self, rows: Rows, grants: list[ev.Grant], now: Now, seq: int, limit: int | None = None
+        self, ids: I64, attempts: bytes, grants: list[ev.Grant], now: Now, seq: int, limit: int | None = None
     ) -> ev.Leased:
-        """Lease the given rows, which `eligible` has just returned."""
-        attempts = np.minimum(attempts_of(rows.positions) + 1, 255).astype(np.uint8).tobytes()
-        return ev.Leased(rows.ids, attempts, grants, now.steady, seq, limit)
+        """Lease messages that `eligible` has just returned; `attempts` counts this delivery."""
+        return ev.Leased(ids, attempts, grants, now.steady, seq, limit)
 
     def _held(self, ids: Sequence[int], tokens: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
         """Return (held ids, their tokens, ids that are not held). A repeated id counts once."""
-        by_id = self.leases.by_id
-        good: dict[int, int] = {}
-        lost: list[int] = []
-        for id, token in zip(ids, tokens, strict=True):
-            lease = by_id.get(id)
-            if lease is not None and lease[0] == token:
-                good[id] = token
-            else:
-                lost.append(id)
-        return list(good), list(good.values()), lost
+        return self.leases.by_id.held(list(ids), list(tokens))
 
     def decide_ack(self, ids: Sequence[int], tokens: Sequence[int]) -> Decision:
         held, held_tokens, lost = self._held(ids, tokens)
@@ -286,15 +286,11 @@ class Partition(PartitionState):
 
     def next_wake_in(self, now: Now) -> int | None:
         """Return the milliseconds until time alone may change something; 0 = already; None = never."""
-        waits = []
         deadline = self.leases.next_deadline() if self.leases.by_id else None
-        if deadline is not None:
-            waits.append(deadline - now.steady)
-        for time, wheels in ((now.steady, (self.delays, self.ttls)), (now.wall, (self.calendar, self.ttls_wall))):
-            for wheel in wheels:
-                wake = wheel.next_wake() if wheel.count else None
-                if wake is not None:
-                    waits.append(wake - time)
+        waits = [] if deadline is None else [deadline - now.steady]
+        if self.has_timers:
+            for time, wheels in ((now.steady, (self.delays, self.ttls)), (now.wall, (self.calendar, self.ttls_wall))):
+                waits += [wake - time for wheel in wheels if (wake := wheel.next_wake()) is not None]
         return max(0, min(waits)) if waits else None
 
     # -- explicit changes ------------------------------------------------------------------------------------------
@@ -390,6 +386,8 @@ class Partition(PartitionState):
     def maintain(self, now: Now, budget: int) -> bool:
         """Do a bounded amount of background work; return True if more is left. It has no visible effect."""
         more = self.heap.maintain(budget)
+        if now.steady < self._clean_up_at and not (self._left_behind or self.has_timers or self.fair is not None):
+            return more
         for wheel in (self.delays, self.calendar, self.ttls, self.ttls_wall):
             if wheel.count:
                 more = wheel.maintain(budget) or more

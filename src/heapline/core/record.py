@@ -16,6 +16,7 @@ reads anything. Positions are plain int64 columns; every function here works on 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any, TypeVar
 
 import numpy as np
@@ -63,6 +64,7 @@ _SIZE_MASK = (1 << SIZE_BITS) - 1
 
 #: Upper bound in bytes of each size class.
 SIZE_BOUNDS: I64 = np.floor(128 * 2 ** (np.arange(1 << SIZE_BITS) / 2)).astype(np.int64)
+_BOUND_LIST: list[int] = SIZE_BOUNDS.tolist()
 
 
 def size_class(sizes: Any) -> I64:
@@ -70,6 +72,11 @@ def size_class(sizes: Any) -> I64:
     found = np.searchsorted(SIZE_BOUNDS, sizes, side="left")
     classes: I64 = np.minimum(found, _SIZE_MASK).astype(np.int64)
     return classes
+
+
+def size_class_of(size: int) -> int:
+    """Return the class of one size; costs less than `size_class` of a column of one."""
+    return min(bisect_left(_BOUND_LIST, size), _SIZE_MASK)
 
 
 def size_bound(positions: I64) -> I64:
@@ -81,8 +88,20 @@ def attempts_of(position: IntOrArray) -> IntOrArray:
     return position & _ATTEMPTS_MASK
 
 
-def with_attempts(position: IntOrArray, attempts: int) -> IntOrArray:
-    return (position & ~_ATTEMPTS_MASK) | attempts
+def with_attempts(position: IntOrArray, attempts: Any) -> IntOrArray:
+    counted: IntOrArray = (position & ~_ATTEMPTS_MASK) | attempts
+    return counted
+
+
+def after_delivery(positions: I64) -> I64:
+    """Return the positions with one more attempt, up to the largest number that fits."""
+    counted: I64 = positions + ((positions & _ATTEMPTS_MASK) < _ATTEMPTS_MASK)
+    return counted
+
+
+def attempts_column(positions: I64) -> bytes:
+    """Return the attempts of each position, a byte per row."""
+    return positions.astype(np.uint8).tobytes()  # the attempts are the lowest byte
 
 
 class PositionLayout:

@@ -42,6 +42,7 @@ from heapline.engine.topic import Topic
 from heapline.journal.block import ROW_BYTES, Block, make_block
 from heapline.journal.log import TopicLog
 
+SHARE_ROWS = 1024  # of calls without key that share a partition; more would leave the others empty for long
 BLOCK_BYTES_MAX = (4 << 20) - (64 << 10)  # the largest frame that any replicated log carries
 
 
@@ -142,12 +143,19 @@ class Admission:
         return answers
 
     def _place(self, columns: Columns, spans: Sequence[tuple[EnqueueCall, int, int]]) -> I64:
-        """Return the partition of each message, one of several. A call's rows without key stay together."""
+        """Return the partition of each message, one of several.
+
+        The rows without key of a call stay together, in their order. The calls of a turn share partitions, because an
+        event per partition costs less than one per call.
+        """
         count = len(self._topic.partitions)
         parts = np.empty(columns.count, dtype=np.int64)
+        room = 0
         for _, start, end in spans:
-            self._turn = (self._turn + 1) % count
+            if room < end - start:
+                self._turn, room = (self._turn + 1) % count, SHARE_ROWS
             parts[start:end] = self._turn
+            room -= end - start
         names = columns.places()
         if names is not None:
             keyed = {i: key.encode() for i, key in enumerate(names) if key is not None}
@@ -188,8 +196,10 @@ class Admission:
             for first, last in _cuts(payloads)
         ]
         self._emit_blocks(rows, blocks, spans, fairness, now)
+        if order is None:
+            return rows["id"]
         ids = np.empty(columns.count, dtype=np.int64)
-        ids[slice(None) if order is None else order] = rows["id"]
+        ids[order] = rows["id"]
         return ids
 
     def _emit_blocks(

@@ -35,7 +35,7 @@ class EmbeddedBroker(TopicKeeper, Broker):
     """The broker returned by `heapline.open`; use it as an async context manager."""
 
     features: ClassVar[frozenset[str]] = frozenset(
-        {"queue", "log", "groups", "replay", "schedules", "batches", "fairness"}
+        {"queue", "partitions", "log", "groups", "replay", "schedules", "batches", "fairness"}
     )
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 
 import msgspec
-from crc32c import crc32c
 
+from heapline.checksum import crc32c
 from heapline.contract.config import TopicConfig
 from heapline.contract.errors import CorruptionError, UnknownFormat
 from heapline.journal.disk import Disk

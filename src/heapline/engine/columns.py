@@ -31,19 +31,21 @@ INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 SCOPES = {"window": 0, "pending": 1, "until_ack": 2}
 SCOPE_NAMES = (None, *SCOPES)
 
-#: Columns that are None if no message has a value, and how each is read from a message.
-_OPTIONAL: dict[str, Callable[[Any], Any]] = {
-    "keys": attrgetter("key"),
-    "headers": attrgetter("headers"),
-    "delays": attrgetter("delay"),
-    "at": attrgetter("deliver_at"),
-    "ttls": attrgetter("ttl"),
-    "retries": attrgetter("max_retries"),
-    "tokens": attrgetter("idempotency_key"),
-    "scopes": attrgetter("idempotency_scope"),
-    "seqs": attrgetter("seq"),
-    "fairness": attrgetter("fairness_key"),
+#: Columns that are None if no message has a value, and the message's field of each.
+_OPTIONAL = {
+    "keys": "key",
+    "headers": "headers",
+    "delays": "delay",
+    "at": "deliver_at",
+    "ttls": "ttl",
+    "retries": "max_retries",
+    "tokens": "idempotency_key",
+    "scopes": "idempotency_scope",
+    "seqs": "seq",
+    "fairness": "fairness_key",
 }
+_read_optional: Callable[[Any], tuple[Any, ...]] = attrgetter(*_OPTIONAL.values())
+_NO_OPTIONAL = (None,) * len(_OPTIONAL)
 _encode = msgspec.msgpack.Encoder().encode
 BATCH_BYTES_MAX = 15 << 20  # capacity of one unit
 BYTES_PER_PARTITION = 768  # upper bound of what a call's share in one partition adds to its unit
@@ -75,9 +77,16 @@ class Columns:
         self.due: I64 | None = None  # alternative to `at`: wall ms, 0 for none
         self.payloads = [m.payload for m in messages]
         self.priorities = np.array([m.priority for m in messages], dtype=np.int64)
-        for name, field in _OPTIONAL.items():
-            column = list(map(field, messages))
-            setattr(self, name, None if column.count(None) == self.count else column)
+        rows = list(map(_read_optional, messages))
+        if rows.count(_NO_OPTIONAL) == self.count:
+            self._clear_optional()
+            return
+        for name, column in zip(_OPTIONAL, zip(*rows, strict=True), strict=True):
+            setattr(self, name, None if column.count(None) == self.count else list(column))
+
+    def _clear_optional(self) -> None:
+        self.keys = self.headers = self.delays = self.at = self.ttls = None
+        self.retries = self.tokens = self.scopes = self.seqs = self.fairness = None
 
     @classmethod
     def of(cls, payloads: list[bytes], priorities: I64, due: I64 | None = None) -> Columns:
@@ -87,8 +96,7 @@ class Columns:
         made.count = len(payloads)
         made.payloads = payloads
         made.priorities = priorities
-        for name in _OPTIONAL:
-            setattr(made, name, None)
+        made._clear_optional()
         return made
 
     @classmethod

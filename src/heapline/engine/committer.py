@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -75,19 +76,22 @@ class GroupCommitter:
         if self._abandoned is not None:
             return
         self._take_sealed()  # even while the disk is busy: the queue counts the waiting bytes
-        if self._busy:
-            return
+        if not self._busy and not self._start_next() and self._journal.wants_prepare:
+            self.prepare_soon()
+
+    def _start_next(self) -> bool:
+        """Start the next write, or other work on the journal. Return False if there is none."""
         if self._between:
             self._run_between()
-            return
+            return True
         if not self._queue and self._topic.open_frames:
             self._topic.seal(self._journal, self._now())
             self._take_sealed()
-        if self._queue:
-            unit, began = self._queue.popleft(), perf_counter()
-            self._start(self._journal.commit, (unit,), lambda _: self._committed(unit, began))
-        elif self._journal.wants_prepare:
-            self.prepare_soon()
+        if not self._queue:
+            return False
+        unit = self._queue.popleft()
+        self._start(self._journal.commit, (unit,), partial(self._committed, unit, perf_counter()))
+        return True
 
     def _take_sealed(self) -> None:
         for unit in self._journal.take_sealed():
@@ -97,23 +101,21 @@ class GroupCommitter:
     def _start(self, work: Callable[..., Any], args: tuple[Any, ...], then: Callable[[Any], None]) -> None:
         """Run the single I/O call; `then` gets its result. A failure ends this committer."""
         self._busy = True
+        self._io.write(work, args, partial(self._ended, then))
 
-        def done(ran: asyncio.Future[Any]) -> None:
-            self._busy = False
-            while self._idle_waiters:
-                give(self._idle_waiters.pop(), None)
-            error = RuntimeError("the write was cancelled") if ran.cancelled() else ran.exception()
-            if self._abandoned is not None:
-                return
-            if error is not None:
-                self._failed(error)
-            else:
-                then(ran.result())
-                if self._when_free is not None:
-                    call, self._when_free = self._when_free, None
-                    call()
-
-        self._io.run(work, *args).add_done_callback(done)
+    def _ended(self, then: Callable[[Any], None], result: Any, error: BaseException | None) -> None:
+        self._busy = False
+        while self._idle_waiters:
+            give(self._idle_waiters.pop(), None)
+        if self._abandoned is not None:
+            return
+        if error is not None:
+            self._failed(error)
+            return
+        then(result)
+        if self._when_free is not None:
+            call, self._when_free = self._when_free, None
+            call()
 
     @property
     def is_writing(self) -> bool:
@@ -123,16 +125,17 @@ class GroupCommitter:
         """Call `call` once, when the I/O call in progress has succeeded and its answers have been sent."""
         self._when_free = call
 
-    def _committed(self, unit: SealedUnit, began: float) -> None:
+    def _committed(self, unit: SealedUnit, began: float, _: None) -> None:
         counters = self._counters
         counters.commits += 1
         counters.commit.add(perf_counter() - began)
         counters.bytes_written += unit.nbytes
         self.queued_bytes -= unit.nbytes
-        if self._journal.wants_prepare and self._rest is None:
+        if self._rest is None and self._journal.wants_prepare:
             self.prepare_soon()
-        else:
-            self.pump()  # the disk first, then the answers
+        else:  # the disk first, then the answers
+            self._take_sealed()
+            self._start_next()
         durable = self._journal.written_unit
         while self._answers and self._answers[0][0] <= durable:
             self._answers.popleft()[1]()

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from heapline.contract import dead_letters
-from heapline.contract.call import Context, Count, Page
+from heapline.contract.call import Context, Count, Page, cursor_of, read_cursor
+from heapline.contract.dead_letters import matches
 from heapline.contract.errors import MessageNotFound
 from heapline.contract.fields import MessageId
 from heapline.contract.message import DlqFilter, MessageInfo
 from heapline.core.entries import DEAD
 from heapline.core.now import Now
-from heapline.engine.handlers import cursor_of, handles, read_cursor
-from heapline.engine.lookup import Record, get, living, matches, owner, read_records
+from heapline.engine.handlers import handles
+from heapline.engine.lookup import Record, get, living, owner, read_records
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topics import TopicKeeper
 

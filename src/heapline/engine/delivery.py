@@ -1,38 +1,51 @@
-"""Lease messages to pops, and build the answers.
+"""Lease messages to pops.
 
 The pops of a turn are served together: the best messages across all partitions (local_spine.py) in one order,
-distributed in the order in which the pops arrived. A pop's answer needs two things, in either order: the lease made
-durable, and the records read.
+distributed in the order in which the pops arrived. Their answers are in pop_replies.py.
 """
 
 from __future__ import annotations
 
 from asyncio import Future
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from heapline.contract.columns import NO_ROWS
 from heapline.contract.errors import ResourceExhausted
-from heapline.contract.leases import LeasedMessages
-from heapline.core.events import I64, Grant
-from heapline.core.heap.run_heap import Rows
-from heapline.core.ids import partition_of
+from heapline.core.events import I64, Grant, Leased
 from heapline.core.leases import DEADLINE, KEY, POSITION, TOKEN
 from heapline.core.now import Now
 from heapline.core.partition import Partition
 from heapline.core.rate import TokenBucket
-from heapline.core.record import ATTEMPTS_MAX, FLAG_FAIRNESS, FLAG_HEADERS, FLAG_KEY, size_bound
+from heapline.core.record import (
+    FLAG_FAIRNESS,
+    FLAG_HEADERS,
+    FLAG_KEY,
+    after_delivery,
+    attempts_column,
+    size_bound,
+)
 from heapline.engine.counters import Counters
 from heapline.engine.local_spine import Heads
 from heapline.engine.topic import Topic
 from heapline.journal.log import TopicLog
-from heapline.journal.records import Records
 
 NO_IDS: I64 = np.zeros(0, dtype=np.int64)
 _decode_headers = msgspec.msgpack.Decoder(dict[str, str]).decode
+
+
+class LeasedRows(NamedTuple):
+    """Rows that were leased in one step, best first: to one pop, or to several in the order of the pops."""
+
+    ids: I64
+    tokens: I64
+    positions: I64
+    deadlines: I64
+
+
+NO_LEASES = LeasedRows(NO_IDS, NO_IDS, NO_IDS, NO_IDS)
 
 
 class PopCall(msgspec.Struct, eq=False):
@@ -45,24 +58,33 @@ class PopCall(msgspec.Struct, eq=False):
     holder: str | None
     request_id: str | None
     waits: bool
-    leases_max: int | None = None  # leases that its holder may have on the topic; None: no limit
-    quota: int = 0  # messages in this turn: fewer if its holder may not have as many leases
+    leases_max: int | None  # leases that its holder may have on the topic; None: no limit
+    quota: int  # messages in this turn: `max_messages`, or fewer if its holder may not have as many leases
     timer: Any = None
     began: float = 0.0  # start of its latency; 0 while it waits for a message
     refusal: ResourceExhausted | None = None  # decided in a turn; sent once that is durable
+    leased: LeasedRows = NO_LEASES  # its rows are [start, start + count); a slice for each pop would take longer
+    start: int = 0
     count: int = 0
-    ids: I64 = NO_IDS
-    tokens: I64 = NO_IDS
-    positions: I64 = NO_IDS
-    deadline: int | I64 = 0
 
-    def __post_init__(self) -> None:
-        self.quota = self.max_messages
+    @property
+    def rows(self) -> LeasedRows:
+        """The rows of this pop alone."""
+        return LeasedRows(*[column[self.start : self.start + self.count] for column in self.leased])
 
     def forget(self) -> None:
         """Forget the messages, to serve the call again."""
-        self.count = self.deadline = 0
-        self.ids = self.tokens = self.positions = NO_IDS
+        self.start = self.count = 0
+        self.leased = NO_LEASES
+
+
+def rows_of(calls: Sequence[PopCall]) -> LeasedRows:
+    """Return the rows of all pops that a turn served, in the order of the pops."""
+    whole = calls[0].leased
+    others = [call for call in calls if call.leased is not whole]
+    if not others:
+        return whole
+    return LeasedRows(*map(np.concatenate, zip(*[call.rows for call in calls], strict=True)))
 
 
 class Delivery:
@@ -76,24 +98,37 @@ class Delivery:
     def serve(self, calls: Sequence[PopCall], now: Now) -> list[PopCall]:
         """Lease messages to these pops; return those that got some."""
         named = [call for call in calls if call.request_id is not None]
+        if named:
+            self._serve_named(calls, named, now)
+        else:
+            self._serve_limited(calls, now)
+        return [call for call in calls if call.count]
+
+    def _serve_named(self, calls: Sequence[PopCall], named: Sequence[PopCall], now: Now) -> None:
+        """Serve pops of which some have a request id, and may repeat an earlier pop."""
         for call in named:
             self._repeat(call)
         # If several pops have one request id, the first is served and the others repeat it.
         first = {call.request_id: call for call in reversed(named)}
         fresh = [c for c in calls if not c.count and (c.request_id is None or first[c.request_id] is c)]
-        crowded: list[PopCall] = []
-        if any(call.leases_max is not None for call in fresh):
-            fresh, crowded = self._within_limits(fresh)
-        self._serve_fresh(fresh, now)
+        self._serve_limited(fresh, now)
+        for call in named:
+            if not call.count and first[call.request_id] is not call:
+                self._repeat(call)
+
+    def _serve_limited(self, calls: Sequence[PopCall], now: Now) -> None:
+        """Serve pops that repeat no other, within the limits of their holders."""
+        limited = [call for call in calls if call.leases_max is not None]
+        if not limited:
+            self._serve_fresh(calls, now)
+            return
+        allowed, crowded = self._within_limits(calls)
+        self._serve_fresh(allowed, now)
         for call in crowded:  # of the same holders: the pops before may have taken less than was reserved for them
             allowed, _ = self._within_limits([call])
             self._serve_fresh(allowed, now)
             if allowed and not call.count:  # nothing is left
                 break
-        for call in named:
-            if not call.count and first[call.request_id] is not call:
-                self._repeat(call)
-        return [call for call in calls if call.count]
 
     def _within_limits(self, calls: Sequence[PopCall]) -> tuple[list[PopCall], list[PopCall]]:
         """Return the pops that may lease in this turn, each reduced to what its holder may still have, and the rest.
@@ -172,22 +207,24 @@ class Delivery:
             for id in partition.leases.request(call.request_id or "")
             for lease in (partition.leases.by_id[id],)
         )
-        call.count = len(held)
+        call.start, call.count = 0, len(held)
         if held:
-            call.ids = np.array([id for _, id, _ in held], dtype=np.int64)
-            call.tokens = np.array([lease[TOKEN] for _, _, lease in held], dtype=np.int64)
-            call.positions = np.array([lease[POSITION] for _, _, lease in held], dtype=np.int64)
-            call.deadline = np.array([lease[DEADLINE] for _, _, lease in held], dtype=np.int64)
+            rows = [(id, lease[TOKEN], lease[POSITION], lease[DEADLINE]) for _, id, lease in held]
+            call.leased = LeasedRows(*np.array(rows, dtype=np.int64).T.copy())
 
     def _serve_one(self, partition: Partition, calls: Sequence[PopCall], want: int, now: Now) -> None:
         rows = partition.eligible(want)
         counts = share(size_bound(rows.positions), calls)
         total = sum(counts)
         if total:
-            rows = Rows(*(column[:total] for column in rows))
-            tokens, positions = self._lease(partition, rows, calls, counts, now, self._topic.take_seq(total))
+            ids, positions = rows.ids[:total], after_delivery(rows.positions[:total])
+            tokens = np.arange(partition.offset, partition.offset + total)
+            grants = _Grants(calls, counts, now).of(slice(total))
+            seq = self._topic.take_seq(total)
+            event = partition.decide_lease(ids, attempts_column(positions), grants, now, seq)
+            self._topic.emit(self._journal, partition, event, now)
             self.heads.taken[0] += total
-            _hand_out(calls, counts, rows.ids, tokens, positions, now)
+            self._leased(calls, counts, LeasedRows(ids, tokens, positions, _deadlines(calls, counts, now)))
 
     def _serve_many(self, calls: Sequence[PopCall], want: int, now: Now) -> None:
         """Lease the best messages across all partitions: from each, the first ones in its own order."""
@@ -196,68 +233,90 @@ class Delivery:
         total = sum(counts)
         if not total:
             return
-        ids, owner = chosen.ids[:total], chosen.owner[:total]
-        given = np.bincount(owner, minlength=len(chosen.owners)).tolist()
         limits = self.heads.limits(chosen, total)
         self.heads.took(total)
         # All leases of one selection have the same spine sequence: they are one step, in the order of their keys.
         seq = self._topic.take_seq(total)
+        owner = chosen.owner[:total]
+        given = np.bincount(owner, minlength=len(chosen.owners)).tolist()
         by_owner = owner.argsort(kind="stable")
-        whose = np.repeat(np.arange(len(calls)), counts)[by_owner]
-        tokens, leased = np.empty_like(ids), np.empty_like(ids)
+        ids, positions = chosen.ids[by_owner], after_delivery(chosen.positions[by_owner])
+        attempts, grants = attempts_column(positions), _Grants(calls, counts, now, by_owner)
+        tokens: list[int] = []
+        events: list[tuple[Partition, Leased]] = []
         start = 0
-        for number, rows, count, limit in zip(chosen.owners, chosen.rows, given, limits, strict=True):
+        for number, count, limit in zip(chosen.owners, given, limits, strict=True):
             if count:
-                mine = by_owner[start : start + count]
-                shares = np.bincount(whose[start : start + count], minlength=len(calls)).tolist()
-                taken = Rows(*(column[chosen.place[mine]] for column in rows))
-                partition = self._topic.partitions[number]
-                tokens[mine], leased[mine] = self._lease(partition, taken, calls, shares, now, seq, limit)
+                partition, mine = self._topic.partitions[number], slice(start, start + count)
+                tokens += range(partition.offset, partition.offset + count)
+                event = partition.decide_lease(ids[mine], attempts[mine], grants.of(mine), now, seq, limit)
+                events.append((partition, event))
                 self.heads.taken[number] += count
                 start += count
-        _hand_out(calls, counts, ids, tokens, leased, now)
+        self._topic.emit_all(self._journal, events, now)
+        order = by_owner.argsort()
+        columns = ids[order], np.array(tokens, dtype=np.int64)[order], positions[order]
+        self._leased(calls, counts, LeasedRows(*columns, _deadlines(calls, counts, now)))
 
-    def _lease(
-        self,
-        partition: Partition,
-        rows: Rows,
-        calls: Sequence[PopCall],
-        counts: Sequence[int],
-        now: Now,
-        seq: int,
-        limit: int | None = None,
-    ) -> tuple[I64, I64]:
-        """Lease these rows to the calls; return their tokens and positions."""
-        grants: list[Grant] = []
+    def _leased(self, calls: Sequence[PopCall], counts: Sequence[int], leased: LeasedRows) -> None:
+        """Give each call its messages, best first."""
+        total = len(leased.ids)
+        self._counters.leased += total
+        if self.rate is not None:
+            self.rate.take(total)
+        start = 0
         for call, count in zip(calls, counts, strict=True):
             if count:
-                deadline = now.steady + call.visibility_ms
-                last = grants[-1] if grants else None
-                alike = last is not None and (last.deadline, last.holder) == (deadline, call.holder)
-                if last is not None and alike and last.request_id is None is call.request_id:
-                    last.count += count  # equal pops share one grant
-                else:
-                    grants.append(Grant(count, deadline, call.holder, call.request_id))
-        count = len(rows.ids)
-        tokens = np.arange(partition.offset, partition.offset + count)
-        event = partition.decide_lease(rows, grants, now, seq, limit)
-        self._topic.emit(self._journal, partition, event, now)
-        self._counters.leased += count
-        if self.rate is not None:
-            self.rate.take(count)
-        attempts = np.frombuffer(event.attempts, dtype=np.uint8).astype(np.int64)
-        return tokens, (rows.positions & ~ATTEMPTS_MAX) | attempts
+                call.leased, call.start, call.count = leased, start, count
+                start += count
 
 
-def _hand_out(calls: Sequence[PopCall], counts: Sequence[int], ids: I64, tokens: I64, positions: I64, now: Now) -> None:
-    """Give each call its messages, best first."""
-    start = 0
-    for call, count in zip(calls, counts, strict=True):
-        end = start + count
-        call.count = count
-        call.ids, call.tokens, call.positions = ids[start:end], tokens[start:end], positions[start:end]
-        call.deadline = now.steady + call.visibility_ms
-        start = end
+class _Grants:
+    """The shares of the pops in the lease events of one step."""
+
+    def __init__(self, calls: Sequence[PopCall], counts: Sequence[int], now: Now, order: Any = slice(None)) -> None:
+        """`order` is the order of the rows in the events; each event's rows stay in the order of the pops."""
+        self._of_call: list[Grant] = []  # one object for adjacent pops that are equal: they share one grant
+        last: Grant | None = None
+        for call in calls:
+            deadline = now.steady + call.visibility_ms
+            if (
+                last is None
+                or last.deadline != deadline
+                or last.holder != call.holder
+                or last.request_id is not None
+                or call.request_id is not None
+            ):
+                last = Grant(0, deadline, call.holder, call.request_id)
+            self._of_call.append(last)
+        self._calls: list[int] | None = None  # of each row; not needed if all are equal
+        if self._of_call[0] is not last:
+            self._calls = np.repeat(np.arange(len(calls)), counts)[order].tolist()
+
+    def of(self, rows: slice) -> list[Grant]:
+        """Return the grants of one event's rows."""
+        if self._calls is None:
+            return [_copy(self._of_call[0], rows.stop - (rows.start or 0))]
+        grants: list[Grant] = []
+        last: Grant | None = None
+        for call in self._calls[rows]:
+            if self._of_call[call] is not last:
+                last = self._of_call[call]
+                grants.append(_copy(last, 0))
+            grants[-1].count += 1
+        return grants
+
+
+def _copy(grant: Grant, count: int) -> Grant:
+    return Grant(count, grant.deadline, grant.holder, grant.request_id)
+
+
+def _deadlines(calls: Sequence[PopCall], counts: Sequence[int], now: Now) -> I64:
+    """Return the deadline of each message."""
+    visibilities = [call.visibility_ms for call in calls]
+    if len(set(visibilities)) == 1:
+        return np.full(sum(counts), now.steady + visibilities[0])
+    return np.repeat(visibilities, counts) + now.steady
 
 
 def share(bounds: I64, calls: Sequence[PopCall]) -> list[int]:
@@ -269,8 +328,11 @@ def share(bounds: I64, calls: Sequence[PopCall]) -> list[int]:
     counts: list[int] = []
     at, total = 0, len(bounds)
     if total and int(ends[-1]) <= min([call.max_bytes for call in calls]):  # all fit anywhere: only counts matter
-        for call in calls:
-            counts.append(min(call.quota, total - at))
+        quotas = [call.quota for call in calls]
+        if sum(quotas) <= total:
+            return quotas
+        for quota in quotas:
+            counts.append(min(quota, total - at))
             at += counts[-1]
         return counts
     for call in calls:
@@ -283,110 +345,6 @@ def share(bounds: I64, calls: Sequence[PopCall]) -> list[int]:
         counts.append(count)
         at += count
     return counts
-
-
-def build_answers(calls: Sequence[PopCall], records: Records, topic: Topic) -> list[LeasedMessages]:
-    """Return the messages of each served pop as columns, in the order of `records`: built per turn, not per pop."""
-    rows = records.rows
-    flags = rows["flags"]
-    keys = headers = fairness_keys = None
-    if (flags & (FLAG_KEY | FLAG_HEADERS | FLAG_FAIRNESS)).any():
-        lengths = rows["key_len"].tolist(), rows["fairness_len"].tolist()
-        smalls = zip(records.smalls, *lengths, flags.tolist(), strict=True)
-        keys, fairness_keys, headers = map(list, zip(*[split_small(*small) for small in smalls], strict=True))
-    ids = _joined([call.ids for call in calls])
-    priorities = np.ascontiguousarray(rows["priority"])
-    if any(p.touched for p in topic.partitions):
-        priorities = _current_priorities(ids.tolist(), priorities, topic)
-    attempts = (_joined([call.positions for call in calls]) & ATTEMPTS_MAX).astype(np.uint8)
-    if any(call.request_id is not None for call in calls):  # repeated pops have a deadline per lease
-        deadlines = _joined([np.full(call.count, call.deadline) for call in calls])
-    else:
-        deadlines = np.repeat([call.deadline for call in calls], [call.count for call in calls])
-    partitions = None if len(topic.partitions) == 1 else packed(partition_of(ids).astype(np.uint16))
-    whole = LeasedMessages(
-        packed(ids),
-        packed(_joined([call.tokens for call in calls])),
-        records.payloads,
-        packed(priorities),
-        packed(attempts),
-        packed(np.ascontiguousarray(rows["enqueued_at"])),
-        packed(deadlines),
-        partitions,
-        keys,
-        fairness_keys,
-        headers,
-    )
-    if len(calls) == 1:
-        return [whole]
-    answers: list[LeasedMessages] = []
-    start = 0
-    for call in calls:
-        end = start + call.count
-        answers.append(_rows(whole, start, end))
-        start = end
-    return answers
-
-
-def _joined(columns: list[I64]) -> I64:
-    return columns[0] if len(columns) == 1 else np.concatenate(columns)
-
-
-def _rows(whole: LeasedMessages, start: int, end: int) -> LeasedMessages:
-    """Return rows [start, end), over the same memory: a turn of many small pops builds its columns once."""
-    wide = slice(8 * start, 8 * end)
-    return LeasedMessages(
-        whole.ids[wide],
-        whole.tokens[wide],
-        whole.payloads[start:end],
-        whole.priorities[wide],
-        whole.attempts[start:end],
-        whole.enqueued_ms[wide],
-        whole.deadline_ms[wide],
-        whole.partitions and whole.partitions[2 * start : 2 * end],
-        whole.keys and whole.keys[start:end],
-        whole.fairness_keys and whole.fairness_keys[start:end],
-        whole.headers and whole.headers[start:end],
-    )
-
-
-def packed(column: Any) -> memoryview:
-    """Return a contiguous array as a packed column, over the same memory."""
-    return column.data.cast("B") if len(column) else NO_ROWS
-
-
-def without(answer: LeasedMessages, bad: Sequence[int]) -> LeasedMessages:
-    """Return the messages without the rows in `bad`."""
-    keep = np.array([i for i in range(len(answer)) if i not in bad], dtype=np.int64)
-
-    def picked(column: Any, form: str = "<i8") -> Any:
-        return None if column is None else packed(np.frombuffer(column, dtype=form)[keep])
-
-    def listed(column: Any) -> Any:
-        return None if column is None else [column[i] for i in keep.tolist()]
-
-    return LeasedMessages(
-        picked(answer.ids),
-        picked(answer.tokens),
-        listed(answer.payloads),
-        picked(answer.priorities),
-        picked(answer.attempts, "u1"),
-        picked(answer.enqueued_ms),
-        picked(answer.deadline_ms),
-        picked(answer.partitions, "<u2"),
-        listed(answer.keys),
-        listed(answer.fairness_keys),
-        listed(answer.headers),
-    )
-
-
-def _current_priorities(ids: list[int], priorities: I64, topic: Topic) -> I64:
-    """Return the current priorities: a rescheduled message has a different priority than its record."""
-    for i, id in enumerate(ids):
-        touched = topic.partitions[partition_of(id)].touched.get(id)
-        if touched is not None and touched.priority is not None:
-            priorities[i] = touched.priority
-    return priorities
 
 
 def split_small(

@@ -1,15 +1,11 @@
-"""The table of handlers, and their shared helpers: pages and cursors."""
+"""The table of handlers."""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-import msgspec
-
-from heapline.contract.call import Call, Command, Context, Feed, Page
-from heapline.contract.errors import BadRequest
+from heapline.contract.call import Call, Command, Context, Feed
 from heapline.engine.topics import TopicKeeper
 
 R = TypeVar("R")
@@ -39,26 +35,3 @@ def feeds(kind: Callable[..., Feed[R]]) -> Callable[[FeedHandler[R]], FeedHandle
         return handler
 
     return register
-
-
-def cursor_of(value: Any) -> str:
-    """Return an opaque cursor that encodes a value."""
-    return base64.urlsafe_b64encode(msgspec.msgpack.encode(value)).decode().rstrip("=")
-
-
-def read_cursor(cursor: str | None, kind: Any, first: R) -> R:
-    if cursor is None:
-        return first
-    try:
-        raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
-        return msgspec.msgpack.decode(raw, type=kind)  # type: ignore[no-any-return]
-    except (ValueError, msgspec.DecodeError):
-        raise BadRequest(f"cursor must be one that the previous page returned, got {cursor!r}") from None
-
-
-def page_by_name(items: Sequence[Any], cursor: str | None, limit: int, name: str = "name") -> Page[Any]:
-    """Return one page of a list that is sorted by a name."""
-    after = read_cursor(cursor, str, "")
-    rest = [item for item in items if getattr(item, name) > after] if after else list(items)
-    chosen = rest[:limit]
-    return Page(chosen, cursor_of(getattr(chosen[-1], name)) if len(rest) > limit else None)

@@ -17,6 +17,9 @@ leased either (best first), or its partition is skipped (the other strategies).
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Callable
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -24,22 +27,22 @@ import numpy.typing as npt
 
 from heapline.core.events import EMPTY, I64
 from heapline.core.heap.run_heap import Rows
+from heapline.core.heap.runs import Row
 from heapline.core.spine.strategy import Rotation, rotation
 from heapline.engine.topic import Topic
 
 NOTHING = (1 << 63) - 1  # key of a partition that has nothing to give; a message may have it, so `_full` decides
 DEPTH_MIN = 8
+FEW_ROWS = 4  # per partition: then a selection costs less row by row
 Index = npt.NDArray[np.intp]
 _NO_INDEX: Index = np.zeros(0, dtype=np.intp)
 
 
 class Selection(NamedTuple):
-    """Messages in the order in which they may be leased (more than were wanted), and the rows that they come from."""
+    """Messages in the order in which they may be leased, and after those that were wanted, some that are kept."""
 
     owners: list[int]  # numbers of the partitions that may give
-    rows: list[Rows]  # rows read from each, in its own order
     owner: Index  # of each message: its partition, as an index of `owners`
-    place: Index  # of each message: its index in that partition's rows
     keys: I64
     ids: I64
     positions: I64
@@ -51,7 +54,7 @@ class _Planned(NamedTuple):
     after: Rotation  # the rotation after all of these turns
 
 
-_NO_SELECTION = Selection([], [], _NO_INDEX, _NO_INDEX, EMPTY, EMPTY, EMPTY)
+_NO_SELECTION = Selection([], _NO_INDEX, EMPTY, EMPTY, EMPTY)
 
 
 class Heads:
@@ -165,17 +168,45 @@ class Heads:
         if not owners:
             return _NO_SELECTION
         partitions = self._topic.partitions
+        if len(owners) > 1 and want <= FEW_ROWS * len(owners) and not self._is_limited:
+            return _before(self._one_by_one(owners, want), barrier)
         depth = want if len(owners) == 1 else 2 * want // len(owners) + DEPTH_MIN
         found = [partitions[number].eligible(depth) for number in owners]
         depths = [depth] * len(owners)
         while True:
             chosen = self._within_limits(_merged(owners, found))
-            short = [i for i in _unseen(chosen, want) if len(found[i].ids) == depths[i]]
+            short = [i for i in _unseen(chosen, found, want) if len(found[i].ids) == depths[i]]
             if not short:
                 return _before(chosen, barrier)
             for i in short:
                 depths[i] *= 4
                 found[i] = partitions[owners[i]].eligible(depths[i])
+
+    def _one_by_one(self, owners: list[int], want: int) -> Selection:
+        """Select by a heap of heads. If each partition gives only a few rows, this costs less than numpy's calls."""
+        columns = self._keys[owners].tolist(), self._ids[owners].tolist(), range(len(owners)), repeat(-1)
+        heads = list(zip(*columns, strict=False))  # (key, id, owner, position); -1: not read yet
+        heapq.heapify(heads)
+        given = [0] * len(owners)
+        nth: dict[int, Callable[[int], Row | None]] = {}
+        chosen: list[tuple[int, int, int, int]] = []
+        while heads and len(chosen) < want:
+            key, id, i, position = heads[0]
+            if not given[i]:
+                nth[i] = self._topic.partitions[owners[i]].candidates(want + 1)
+                first = nth[i](0)
+                assert first is not None, "a partition with a head has a first message"
+                position = first[2]
+            chosen.append((key, id, i, position))
+            given[i] += 1
+            after = nth[i](given[i])
+            if after is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (after[0], after[1], i, after[2]))
+        chosen += heapq.nsmallest(2, heads)  # of two partitions: enough to know what each one's others keep
+        keys, ids, owner, positions = (np.array(column, dtype=np.int64) for column in zip(*chosen, strict=True))
+        return Selection(owners, owner, keys, ids, positions)
 
     def _owners(self, full: Index, want: int) -> list[int]:
         """Return the partitions that may hold any of the `want` best messages."""
@@ -204,9 +235,9 @@ class Heads:
         owners = list(counts)
         found = [partitions[number].eligible(counts[number]) for number in owners]
         merged = _merged(owners, found)
-        # Each row's position in the plan: the n-th turn of its partition.
-        turn_of = {number: [at for at, turn in enumerate(plan.order) if turn == number] for number in owners}
-        when = [turn_of[owners[o]][p] for o, p in zip(merged.owner.tolist(), merged.place.tolist(), strict=True)]
+        # Each row's position in the plan: the n-th turn of its partition, which may have more turns than rows.
+        turns_of = [iter([at for at, turn in enumerate(plan.order) if turn == number]) for number in owners]
+        when = [next(turns_of[i]) for i in merged.owner.tolist()]
         return self._within_limits(_reordered(merged, np.argsort(when, kind="stable")))
 
     def took(self, total: int) -> None:
@@ -227,9 +258,9 @@ class Heads:
             return chosen
         partitions = self._topic.partitions
         hashes = np.empty(len(chosen.ids), dtype=np.int64)
-        for i, (number, rows) in enumerate(zip(chosen.owners, chosen.rows, strict=True)):
+        for i, number in enumerate(chosen.owners):
             mine = chosen.owner == i
-            hashes[mine] = partitions[number].hashes_of(rows.ids)[chosen.place[mine]]
+            hashes[mine] = partitions[number].hashes_of(chosen.ids[mine])
         return _reordered(chosen, np.flatnonzero(~fair.beyond(hashes)))
 
     # -- limits ----------------------------------------------------------------------------------------------------
@@ -248,29 +279,30 @@ class Heads:
         if rest.any():
             kept.append((int(self._keys[rest].min()), -1))
         kept.sort()
-        return [next((key for key, whose in kept if whose != i), None) for i in range(len(chosen.owners))]
+        limits: list[int | None] = [kept[0][0] if kept else None] * len(chosen.owners)
+        if kept and kept[0][1] >= 0:  # its own message does not limit it
+            limits[kept[0][1]] = kept[1][0] if len(kept) > 1 else None
+        return limits
 
 
 def _merged(owners: list[int], found: list[Rows]) -> Selection:
     """Return all rows that were read, in one order."""
     keys, ids, positions = (np.concatenate(columns) for columns in zip(*found, strict=True))
     counts = [len(rows.ids) for rows in found]
-    owner = np.repeat(np.arange(len(found)), counts)
-    place = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
-    whole = Selection(owners, found, owner, place, keys, ids, positions)
+    whole = Selection(owners, np.repeat(np.arange(len(found)), counts), keys, ids, positions)
     return whole if len(found) == 1 else _reordered(whole, np.lexsort((ids, keys)))
 
 
 def _reordered(chosen: Selection, order: Index) -> Selection:
-    return Selection(chosen.owners, chosen.rows, *(column[order] for column in chosen[2:]))
+    return Selection(chosen.owners, *(column[order] for column in chosen[1:]))
 
 
-def _unseen(chosen: Selection, want: int) -> list[int]:
+def _unseen(chosen: Selection, found: list[Rows], want: int) -> list[int]:
     """Return the owners with an unread row that could be among the first `want`, or be the best that is kept."""
-    if len(chosen.owners) == 1:
+    if len(found) == 1:
         return []
-    last = [(rows.keys.item(-1), rows.ids.item(-1)) for rows in chosen.rows if len(rows.ids)]
-    owners = [i for i, rows in enumerate(chosen.rows) if len(rows.ids)]
+    last = [(rows.keys.item(-1), rows.ids.item(-1)) for rows in found if len(rows.ids)]
+    owners = [i for i, rows in enumerate(found) if len(rows.ids)]
     if len(chosen.ids) < want:
         return owners
     cut = chosen.keys.item(want - 1), chosen.ids.item(want - 1)

@@ -100,7 +100,7 @@ def _columns(unit: Unit, event: AnyEvent, offset: int) -> tuple[dict[str, Any], 
         if columns[name] is None:
             del columns[name]
     if isinstance(event, BatchCommitted):
-        columns["parts"] = tuple(event.parts)
+        columns["parts"] = list(event.parts)
         if not len(event.ids):
             del columns["ids"]  # its one row concerns no message
         for name in ("positions", "ready"):  # positions are internal, and the due times are in the records

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from heapline.contract.call import Page
+from heapline.contract.call import Page, cursor_of, read_cursor
 from heapline.contract.check import fail, instant_to_ms, seconds_to_ms
 from heapline.contract.errors import MessageLeased, MessageNotFound
-from heapline.contract.message import DlqFilter, MessageInfo, State, from_ms
+from heapline.contract.message import MessageInfo, State, from_ms
 from heapline.core.entries import DEAD, DELAYED, LEASED, READY
 from heapline.core.ids import partition_of, unix_ms_of
 from heapline.core.leases import DEADLINE, HOLDER, TOKEN
@@ -23,7 +23,6 @@ from heapline.core.now import Now
 from heapline.core.partition import Found, Partition
 from heapline.core.record import FLAG_WALL, attempts_of, size_bound
 from heapline.engine.delivery import split_small
-from heapline.engine.handlers import cursor_of, read_cursor
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topic import Topic
 
@@ -116,22 +115,6 @@ def owner_of(topic: Topic, id: int) -> Partition:
     if number >= len(topic.partitions):
         raise MessageNotFound(topic.name, topic.ulid(id))
     return topic.partitions[number]
-
-
-def matches(info: MessageInfo, where: DlqFilter) -> bool:
-    """Return whether a dead letter matches the filter."""
-    if where.reason is not None and where.reason.lower() not in (info.reason or "").lower():
-        return False
-    priority = info.priority if info.priority is not None else 0
-    if where.priority_min is not None and priority < where.priority_min:
-        return False
-    if where.priority_max is not None and priority > where.priority_max:
-        return False
-    if where.died_after is not None and (info.ended_at is None or info.ended_at < where.died_after):
-        return False
-    if where.died_before is not None and (info.ended_at is None or info.ended_at >= where.died_before):
-        return False
-    return where.key is None or info.key == where.key
 
 
 async def read_records(runner: TopicRunner, positions: Sequence[int]) -> list[Record | None]:

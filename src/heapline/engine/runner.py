@@ -35,7 +35,7 @@ from heapline.contract.errors import (
     TopicReloading,
     UnavailableError,
 )
-from heapline.contract.leases import Leased, Settled
+from heapline.contract.leases import Leased, LeaseKeys, Settled
 from heapline.core.events import I64
 from heapline.core.now import Now
 from heapline.core.rate import TokenBucket
@@ -269,20 +269,21 @@ class TopicRunner:
             self.plan()
         return future
 
-    def ack(self, ids: list[int], tokens: list[int]) -> Awaitable[Settled]:
+    def ack(self, keys: LeaseKeys) -> Awaitable[Settled]:
         """Ack these leases in the next turn; the result is available once it is durable."""
         if self.failure is not None or self.is_closed:
             self.check()
         future = self.future()
-        if ids:
-            self.turns.acks.append((ids, tokens, future))
+        if keys.ids.nbytes:
+            self.turns.acks.append((keys, future))
             self.plan()
         else:
             future.set_result(SETTLED)
         return future
 
     async def pop(self, call: PopCall, wait: float) -> Leased:
-        self.check()
+        if self.failure is not None or self.is_closed:
+            self.check()
         call.began = perf_counter()
         self.turns.pops.append(call)
         if wait > 0:
@@ -290,8 +291,6 @@ class TopicRunner:
         self.plan()
         try:
             answer: Leased = await call.future
-            if call.count:
-                self.counters.pop.add(perf_counter() - call.began)
             return answer
         except asyncio.CancelledError:
             if not call.future.cancelled() and call.future.exception() is None:

@@ -216,6 +216,7 @@ def _thaw_partition(p: Partition, saved: dict[str, Any], blobs: Mapping[str, mem
         p.key_hashes = KeyHashes.from_state(saved["key_hashes"])
         for columns in saved["parked"]:  # which keys are blocked is determined again
             p.heap.push(*(np.frombuffer(column, dtype=np.int64) for column in columns))
+    p.loaded()
 
 
 def _thaw_run(saved: list[Any], columns: tuple[str, ...], blobs: Mapping[str, memoryview]) -> list[Any]:

@@ -19,6 +19,7 @@ from heapline.contract.config import TopicConfig
 from heapline.contract.errors import JournalCorrupt, MessageNotFound
 from heapline.contract.ids import parse_id, to_ulid
 from heapline.core.dedup.sequences import PASSED_MS
+from heapline.core.entries import FEW_ROWS
 from heapline.core.events import (
     I64,
     AnyEvent,
@@ -46,7 +47,7 @@ from heapline.core.ids import partition_of
 from heapline.core.live_map import LiveMap
 from heapline.core.now import Now
 from heapline.core.partition import Draw, Partition
-from heapline.core.record import FLAG_FAIRNESS, ROW, PositionLayout, size_class
+from heapline.core.record import FLAG_FAIRNESS, ROW, PositionLayout, size_class, size_class_of
 from heapline.engine.groups.group_index import FOLLOWED, Following
 from heapline.journal.block import Block
 from heapline.journal.log import TopicLog
@@ -54,12 +55,14 @@ from heapline.journal.segment import segment_path
 from heapline.journal.unit import SealedUnit, Unit
 
 SETTLE_ROWS = 16384  # leases settled by one event
+TOGETHER_BYTES_MAX = 64 << 10  # of events for which space is reserved in one call
 EVENT_OVERHEAD = 64  # most bytes that a frame or block adds to its unit beyond its own
 _SEQUENCED = (
     Leased, Released, Fired, Replayed, Rescheduled, Enqueued, BatchCommitted,
 )  # fmt: skip
 
 
+_SHARED = frozenset((BatchPrepared, BatchCommitted, Paused, Resumed, ConfigChanged, Grown))
 FRAME_BYTES = 8  # of a frame without events
 
 
@@ -194,6 +197,19 @@ class Topic:
         self._gather(partition, event, data)
         self._apply(partition, event, now.steady, None, None)
 
+    def emit_all(self, journal: TopicLog, events: Sequence[tuple[Partition, AnyEvent]], now: Now) -> None:
+        """Like `emit`, for events without records in several partitions."""
+        encoded = [encode_event(event) for _, event in events]
+        total = sum(map(len, encoded))
+        together = total <= TOGETHER_BYTES_MAX
+        if together:
+            self.reserve(journal, total, now, blocks=0, frames=len(events))
+        for (partition, event), data in zip(events, encoded, strict=True):
+            if not together:
+                self.reserve(journal, len(data), now, blocks=0)
+            self._gather(partition, event, data)
+            self._apply(partition, event, now.steady, None, None)
+
     def emit_records(
         self,
         journal: TopicLog,
@@ -259,6 +275,11 @@ class Topic:
         return unit
 
     def _positions(self, segment: int, at: int, rows: Any) -> I64:
+        if len(rows) <= FEW_ROWS:
+            lengths = zip(rows["payload_len"].tolist(), rows["small_len"].tolist(), strict=True)
+            few = [size_class_of(payload + small) for payload, small in lengths]
+            pack = self.layout.pack
+            return np.array([pack(segment, at + i * ROW.itemsize, size) for i, size in enumerate(few)], dtype=np.int64)
         sizes = rows["payload_len"].astype(np.int64) + rows["small_len"]
         places = at + np.arange(len(rows), dtype=np.int64) * ROW.itemsize
         positions: I64 = self.layout.pack(segment, places, size_class(sizes))
@@ -273,14 +294,22 @@ class Topic:
         positions: I64 | None,
         fairness: I64 | None = None,
     ) -> None:
-        if self.growths and isinstance(event, BatchPrepared) and event.keys is not None:
-            self._ask_longer(partition, event.batch_id, int(event.keys.expires.max()))
-        if type(event) in FOLLOWED and self.config.streams:
+        kind = type(event)
+        if kind in FOLLOWED and self.config.streams:
             self.following.follow(partition.number, partition.offset, event, rows, positions)
-        if isinstance(event, BatchCommitted) and len(event.ids):
-            self.following.committed(partition.number, partition.offset, event, partition.prepared)
+        if kind in _SHARED:
+            self._apply_shared(partition, event)
         partition.apply(event, at, rows, positions, fairness)
-        if isinstance(event, Paused):
+
+    def _apply_shared(self, partition: Partition, event: AnyEvent) -> None:
+        """Apply an event's effects on the state that the partitions share, before the partition applies it."""
+        if isinstance(event, BatchPrepared):
+            if self.growths and event.keys is not None:
+                self._ask_longer(partition, event.batch_id, int(event.keys.expires.max()))
+        elif isinstance(event, BatchCommitted):
+            if len(event.ids):
+                self.following.committed(partition.number, partition.offset, event, partition.prepared)
+        elif isinstance(event, Paused):
             self.paused, self.paused_until = True, event.until
         elif isinstance(event, Resumed):
             self.paused, self.paused_until = False, None

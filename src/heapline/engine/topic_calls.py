@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any
 
 import numpy as np
-from msgspec import UNSET
 
 from heapline.contract import topics
-from heapline.contract.call import Context, Count, Page
+from heapline.contract.call import Context, Count, Page, page_by_name
 from heapline.contract.check import fail, instant_to_ms
 from heapline.contract.message import (
     DepthBucket,
@@ -26,7 +24,7 @@ from heapline.core.ids import unix_ms_of
 from heapline.core.latency import BOUNDS_MS
 from heapline.core.now import Now
 from heapline.engine.counters import Counters
-from heapline.engine.handlers import handles, page_by_name
+from heapline.engine.handlers import handles
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topic import Topic
 from heapline.engine.topics import TopicKeeper
@@ -38,20 +36,14 @@ _DURABILITY = {
 }
 
 
-def given(settings: Any) -> dict[str, Any]:
-    """Return the settings that a caller passed."""
-    fields = {name: getattr(settings, name) for name in settings.__struct_fields__}
-    return {name: value for name, value in fields.items() if value is not UNSET}
-
-
 @handles(topics.CreateTopic)
 def create_topic(broker: TopicKeeper, command: topics.CreateTopic, context: Context) -> Awaitable[TopicInfo]:
-    return broker.make_topic(command.topic, given(command.config))
+    return broker.make_topic(command.topic, topics.given(command.config))
 
 
 @handles(topics.UpdateTopic)
 def update_topic(broker: TopicKeeper, command: topics.UpdateTopic, context: Context) -> Awaitable[TopicInfo]:
-    return broker.change_topic(command.topic, given(command.config))
+    return broker.change_topic(command.topic, topics.given(command.config))
 
 
 @handles(topics.DeleteTopic)

@@ -13,11 +13,12 @@ import functools
 import os
 import secrets
 from collections.abc import Callable, Coroutine
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from heapline.clock import Clock, SystemClock
 from heapline.contract.config import (
@@ -100,7 +101,7 @@ class TopicKeeper:
         self._disk: Disk = disk or RealDisk()
         self._io: Io | None = io
         self._clock: Clock = clock or SystemClock()
-        self._draw: Draw = draw or np.random.default_rng().random
+        self._draw: Draw = draw or _draw_jitter
         self._draw_id_suffix = draw_id_suffix or partial(secrets.randbits, SUFFIX_BITS)  # once per topic
         self._runners: dict[str, TopicRunner] = {}
         self._refused: dict[str, CorruptionError] = {}
@@ -501,6 +502,16 @@ class TopicKeeper:
                 await io.run(self._disk.remove_tree, f"{self._path}/{entry.folder}")
             except OSError as error:
                 log.warning("topic directory not deleted; will retry on next open", topic=entry.topic, error=str(error))
+
+
+@cache
+def _generator() -> np.random.Generator:
+    return np.random.default_rng()
+
+
+def _draw_jitter(count: int) -> npt.NDArray[np.float64]:
+    """Draw from numpy's generator, which is imported with the first retry."""
+    return _generator().random(count)
 
 
 def _unreadable(loader: Loader, error: OSError) -> JournalCorrupt:

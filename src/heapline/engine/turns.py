@@ -14,8 +14,9 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from heapline.contract.columns import unpack, unpack_joined
 from heapline.contract.errors import HeaplineError, ResourceExhausted, StorageFull, TopicReloading
-from heapline.contract.leases import Leased, Settled
+from heapline.contract.leases import Leased, LeaseKeys, Settled
 from heapline.core.events import Resumed
 from heapline.core.now import Now
 from heapline.engine.columns import EnqueueCall
@@ -34,7 +35,7 @@ MAINTAIN_ROWS = 65536
 MAINTAIN_FIRED = 4  # rows merged per fired row while more are due: each new row is merged about three times
 WALL_CHECK_MS = 1000  # how often to check wall time while something waits for it: it may jump
 
-AckCall = tuple[list[int], list[int], asyncio.Future[Any]]  # ids, tokens
+AckCall = tuple[LeaseKeys, asyncio.Future[Any]]
 
 
 class Turns:
@@ -50,6 +51,7 @@ class Turns:
         self._is_planned = False
         self._steps, self._has_waited = 0, False  # state of collecting calls for the next turn
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = INF  # steady ms
 
     def plan(self) -> None:
         """Schedule a turn, because a call arrived or something became due."""
@@ -61,7 +63,7 @@ class Turns:
         """Plan no turn without a call."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._timer_at = None, INF
 
     def refuse_all(self, error: HeaplineError) -> None:
         """Refuse all waiting calls."""
@@ -72,7 +74,7 @@ class Turns:
         for _, waiting in self.calls:
             if waiting is not None:
                 refuse(waiting, error)
-        for _, _, future in self.acks:
+        for _, future in self.acks:
             refuse(future, error)
         self.acks.clear()
         self.enqueues.clear()
@@ -86,7 +88,7 @@ class Turns:
         runner = self._runner
         if runner.failure is not None or runner.is_closed or runner.is_suspended:
             return
-        if runner.config.gather_steps and self._gathers():
+        if self._gathers() if runner.config.gather_steps else self._awaits_pops():
             return
         now = runner.steady.now()
         enqueues, self.enqueues = self.enqueues, []
@@ -101,7 +103,7 @@ class Turns:
             runner.poison(error)
             reason = TopicReloading(runner.name, repr(error))
             self._streams.refuse_taken(reason)
-            futures = [call.future for call in enqueues] + [future for _, _, future in acks]
+            futures = [call.future for call in enqueues] + [future for _, future in acks]
             futures += [pop.future for pop in self._taken] + [future for _, future in calls if future is not None]
             for future in futures:
                 refuse(future, reason)
@@ -149,6 +151,18 @@ class Turns:
         self._steps, self._has_waited = 0, False
         return False
 
+    def _awaits_pops(self) -> bool:
+        """Return whether to delay a turn of acks by one step of the event loop. A consumer that acks a message requests
+        the next one a step later, and together they need one commit instead of two. While the disk is busy they meet
+        in the next unit anyway."""
+        has_waited, self._has_waited = self._has_waited, False
+        if has_waited or not self.acks or self.pops or self.enqueues or self.calls:
+            return False
+        if not self._runner.loaded.committer.is_writing:
+            self._has_waited = True
+            self.plan()
+        return self._has_waited
+
     def _admit(self, calls: list[EnqueueCall], now: Now) -> None:
         loaded = self._runner.loaded
         if not loaded.journal.can_grow:
@@ -158,10 +172,8 @@ class Turns:
             return
         answers = loaded.admission.admit(calls, now)
 
-        latency = self._runner.counters.enqueue
-
         def answer() -> None:
-            now = perf_counter()
+            now, latencies = perf_counter(), []
             for call, result in answers:
                 if call.future.done():
                     continue
@@ -169,20 +181,19 @@ class Turns:
                     call.future.set_exception(result)
                 else:
                     call.future.set_result(result)
-                    latency.add(now - call.began)
+                    latencies.append(now - call.began)
+            self._runner.counters.enqueue.add(*latencies)
 
         loaded.committer.answer(answer, [call.future for call in calls])
 
     def _ack_all(self, acks: list[AckCall], now: Now) -> None:
         """Apply all acks of a turn together: one event per partition."""
-        ids, tokens, _ = acks[0]
-        if len(acks) > 1:
-            ids = [id for ack in acks for id in ack[0]]
-            tokens = [token for ack in acks for token in ack[1]]
-            if len(set(ids)) < len(ids):  # two calls ack one message, and may hold different leases
-                for ack in acks:
-                    self._ack_all([ack], now)
-                return
+        ids = unpack_joined([keys.ids for keys, _ in acks])
+        tokens = unpack_joined([keys.tokens for keys, _ in acks])
+        if len(acks) > 1 and len(set(ids)) < len(ids):  # two calls ack one message, and may hold different leases
+            for ack in acks:
+                self._ack_all([ack], now)
+            return
         loaded = self._runner.loaded
         lost: list[int] = []
         for partition, part_ids, part_tokens in loaded.topic.by_partition(ids, tokens):
@@ -190,10 +201,12 @@ class Turns:
         missing = set(lost)
 
         def answer() -> None:
-            for ack_ids, _, future in acks:
-                give(future, Settled([id for id in ack_ids if id in missing]) if missing else SETTLED)
+            for keys, future in acks:
+                if not future.done():
+                    lost_here = [id for id in unpack(keys.ids) if id in missing] if missing else None
+                    future.set_result(Settled(lost_here) if lost_here else SETTLED)
 
-        loaded.committer.answer(answer, [future for _, _, future in acks])
+        loaded.committer.answer(answer, [future for _, future in acks])
 
     def _tick(self, now: Now) -> int:
         """Handle due timers and timeouts in slices. Return the number of rows."""
@@ -219,8 +232,11 @@ class Turns:
         served = loaded.delivery.serve(calls, now)
         if served:
             for call in served:
-                call.began = call.began or perf_counter()
+                if not call.began:  # it has waited for a message
+                    call.began = perf_counter()
             self._handover.read(served)
+        if len(served) == len(calls):
+            return
         got = set(map(id, served))
         for call in calls:
             if id(call) in got:
@@ -275,9 +291,17 @@ class Turns:
             wake = min(wake, self._streams.next_wake(now))
         if self.pops and (room_in := loaded.delivery.next_room_in(now)) is not None:
             wake = min(wake, now.steady + room_in)
+        if wake < self._timer_at:
+            self._set_timer(wake, now)
+
+    def _set_timer(self, wake: float, now: Now) -> None:
+        """Plan a turn at `wake`. An earlier timer is kept: its turn plans the next one. Most leases are acked in time,
+        and a timer that followed each of them would cost 4 µs per turn."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if wake != INF:
-            delay = max(0.0, wake - now.steady) / 1000
-            self._timer = self._loop.call_later(delay, self.plan)
+        self._timer = self._loop.call_later(max(0.0, wake - now.steady) / 1000, self._come)
+        self._timer_at = wake
+
+    def _come(self) -> None:
+        self._timer, self._timer_at = None, INF
+        self.plan()

@@ -38,7 +38,6 @@ from heapline.journal.recovery import scan
 from heapline.journal.snapshot import Snapshot, SnapshotStore
 from heapline.journal.spares import SparePool
 from heapline.journal.unit import UNIT_BYTES_MAX, BlockRef, Frame, SealedUnit, Unit
-from heapline.journal.verify import Damage, Report, repair, stats, verify
 from heapline.journal.writer import SyncPolicy
 
 __all__ = [
@@ -47,7 +46,6 @@ __all__ = [
     "Block",
     "BlockRef",
     "CacheBudget",
-    "Damage",
     "Disk",
     "File",
     "Frame",
@@ -59,7 +57,6 @@ __all__ = [
     "RecordCache",
     "RecordReader",
     "Records",
-    "Report",
     "SealedUnit",
     "SegmentHeld",
     "Snapshot",
@@ -73,9 +70,6 @@ __all__ = [
     "make_block",
     "new_rows",
     "read_leases",
-    "repair",
     "scan",
-    "stats",
-    "verify",
     "write_lease",
 ]

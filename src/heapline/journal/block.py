@@ -14,19 +14,22 @@ them as one buffer. The meaning of id, priority and due time is not known here.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
+from heapline.accelerator import accelerated
+from heapline.checksum import crc32c
 from heapline.core.record import ALIGN, DEFAULT_RETRIES, ROW
 
 ROW_BYTES = ROW.itemsize
 if ROW_BYTES % ALIGN:
     raise TypeError("rows must be a multiple of 16 bytes, because positions count in steps of 16")
+
+#: Distances are 32-bit.
+BLOCK_BYTES_MAX = 0xFFFF_FFFF
 
 Rows = npt.NDArray[Any]
 _CHECKED = struct.Struct("<4x76s")
@@ -53,34 +56,49 @@ def new_rows(count: int) -> Rows:
     return rows
 
 
-def make_block(rows: Rows, smalls: Sequence[bytes] | None, payloads: Sequence[bytes]) -> Block:
-    """Lay out the records. Fills lengths, distances and checksums into `rows`, which is modified.
+def make_block(rows: Rows, smalls: list[bytes] | None, payloads: list[bytes]) -> Block:
+    """Lay out the records. Fills lengths, distances and checksums into `rows`, which is modified."""
+    data, smalls_len, payloads_len = lay_out(rows, smalls, payloads)
+    return Block(data, len(rows), smalls_len, payloads_len, len(data))
 
-    Per message, only the checksum calls and the join run in a Python loop; the rest is vectorized.
+
+@accelerated
+def lay_out(rows: Rows, smalls: list[bytes] | None, payloads: list[bytes]) -> tuple[bytes, int, int]:
+    """Return the bytes of a block, and how many of them are small parts and payloads. Complete `rows` in place.
+
+    Per message, only the checksum calls and the join run in a Python loop; the rest is vectorized. Refused input leaves
+    the rows as they were.
     """
     n = len(rows)
-    if len(payloads) != n or (smalls is not None and len(smalls) != n):
-        raise ValueError("the numbers of rows, small parts and payloads must be equal")
+    if not (rows.flags.c_contiguous and rows.flags.writeable):
+        raise ValueError("rows must be contiguous and writable")
+    for parts in (payloads,) if smalls is None else (payloads, smalls):
+        if type(parts) is not list:
+            raise TypeError("small parts and payloads must be lists")
+        if len(parts) != n:
+            raise ValueError("the numbers of rows, small parts and payloads must be equal")
     starts = np.arange(0, n * ROW_BYTES, ROW_BYTES, dtype=np.int64)
     place = n * ROW_BYTES
     small_lens = np.zeros(n, np.int64) if smalls is None else np.fromiter(map(len, smalls), np.int64, n)
+    payload_lens = np.fromiter(map(len, payloads), np.int64, n)
+    smalls_len, payloads_len = int(small_lens.sum()), int(payload_lens.sum())
+    if block_nbytes(n, smalls_len, payloads_len) > BLOCK_BYTES_MAX:
+        raise ValueError("a block must be smaller than 4 GiB")
+    joined_smalls = b"".join(smalls) if smalls else b""
+    payload_crcs = np.fromiter(map(crc32c, payloads), np.uint32, n)
     ends = np.cumsum(small_lens)
-    smalls_len = int(ends[-1]) if n else 0
     rows["small_at"] = place + ends - small_lens - starts
     rows["small_len"] = small_lens
-    payload_lens = np.fromiter(map(len, payloads), np.int64, n)
     ends = np.cumsum(payload_lens)
-    payloads_len = int(ends[-1]) if n else 0
     rows["payload_at"] = place + smalls_len + ends - payload_lens - starts
     rows["payload_len"] = payload_lens
-    rows["payload_crc"] = np.fromiter(map(crc32c, payloads), np.uint32, n)
+    rows["payload_crc"] = payload_crcs
     rows["crc"] = _row_checksums(rows, smalls)
     pad = bytes(-(smalls_len + payloads_len) % ALIGN)
-    data = b"".join((rows.tobytes(), *(smalls or ()), *payloads, pad))
-    return Block(data, n, smalls_len, payloads_len, len(data))
+    return b"".join((rows.tobytes(), joined_smalls, *payloads, pad)), smalls_len, payloads_len
 
 
-def _row_checksums(rows: Rows, smalls: Sequence[bytes] | None) -> npt.NDArray[np.uint32]:
+def _row_checksums(rows: Rows, smalls: list[bytes] | None) -> npt.NDArray[np.uint32]:
     checked = _CHECKED.iter_unpack(rows.tobytes())
     if smalls is None:
         found = [crc32c(row) for (row,) in checked]

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
+from heapline.checksum import crc32c
 from heapline.journal.unit import Frame
 
 INDEX_MAGIC = b"HEAPIDX\0"

@@ -186,7 +186,9 @@ class Journal:
 
     def take_sealed(self) -> list[SealedUnit]:
         """Return all sealed units, to be committed in this order."""
-        return self._plan().take_sealed()
+        planner = self._plan()
+        sealed, planner.sealed = planner.sealed, []
+        return sealed
 
     @property
     def open_bytes(self) -> int:

@@ -28,8 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from crc32c import crc32c
-
+from heapline.checksum import crc32c
 from heapline.contract.errors import UnknownFormat
 from heapline.journal.disk import Disk
 

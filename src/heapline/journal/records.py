@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 
+from heapline.accelerator import accelerated
+from heapline.checksum import crc32c
 from heapline.core.events import I64
 from heapline.core.record import ALIGN, ROW, PositionLayout, size_bound
 from heapline.journal.block import ROW_BYTES, Block, Rows, row_checks
@@ -89,17 +90,17 @@ class RecordCache:
     def __init__(self, layout: PositionLayout, budget: CacheBudget | None = None) -> None:
         self.layout = layout
         self.budget = budget if budget is not None else CacheBudget()
-        # Columns of a queue: entries from _head to _tail are in memory, ascending by position.
+        # Columns of a queue: entries from _head to _tail are in memory, ascending by position. Those before are empty.
         self._starts: I64 = np.zeros(256, np.int64)
         self._ends: I64 = np.zeros(256, np.int64)
-        self._blocks: deque[bytes] = deque()
+        self._blocks: list[bytes] = []
         self._units: deque[int] = deque()
         self._head = 0
         self._tail = 0
         self._written_unit = 0
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return self._tail - self._head
 
     def add(self, segment: int, offset: int, block: Block, unit: int) -> None:
         """Keep a block that was just added to a unit."""
@@ -122,6 +123,7 @@ class RecordCache:
             fresh = np.zeros(size, np.int64)
             fresh[:count] = getattr(self, name)[live]
             setattr(self, name, fresh)
+        self._blocks = self._blocks[live]
         self._head, self._tail = 0, count
 
     def mark_written(self, unit: int) -> None:
@@ -130,13 +132,14 @@ class RecordCache:
 
     def drop_oldest(self) -> bool:
         """Drop the oldest block. Return False if it must stay for now, True otherwise."""
-        if not self._blocks:
+        if self._head == self._tail:
             return True
         if self._units[0] > self._written_unit:
             return False
         self._units.popleft()
+        self.budget.gave(len(self._blocks[self._head]))
+        self._blocks[self._head] = b""
         self._head += 1
-        self.budget.gave(len(self._blocks.popleft()))
         return True
 
     def clear(self) -> None:
@@ -165,27 +168,43 @@ class RecordCache:
         return records, np.flatnonzero(~there)
 
     def _gather(self, which: I64, offsets: I64) -> Records:
-        blocks = self._blocks
-        datas = _pick(blocks, which)
-        at = offsets.tolist()
-        raw = b"".join([data[o : o + ROW_BYTES] for data, o in zip(datas, at, strict=True)])
-        rows = np.frombuffer(bytearray(raw), ROW)
-        payloads = _cut(datas, offsets + rows["payload_at"], rows["payload_len"])
-        has_small = rows["small_len"].any()
-        smalls = _cut(datas, offsets + rows["small_at"], rows["small_len"]) if has_small else [b""] * len(at)
-        return Records(rows, payloads, smalls)
+        rows, payloads, smalls = cut_records(self._blocks, which + self._head, offsets)
+        return Records(np.frombuffer(rows, ROW), payloads, smalls)
 
 
-def _pick(blocks: deque[bytes], which: I64) -> list[bytes]:
-    """Return the block of each index. Each distinct one is fetched once, because a deque is slow in its middle."""
-    distinct, back = np.unique(which, return_inverse=True)
-    fetched = [blocks[i] for i in distinct.tolist()]
-    return [fetched[i] for i in back.tolist()]
+@accelerated
+def cut_records(blocks: list[bytes], which: I64, offsets: I64) -> tuple[bytearray, list[bytes], list[bytes]]:
+    """Return the rows, payloads and small parts of records, each by its block's index and its row's offset there.
+
+    Raise ValueError if a record is not inside its block. Checksums are not checked.
+    """
+    if len(which) != len(offsets):
+        raise ValueError("indexes and offsets must be columns of int64 of the same length")
+    if len(which) and not 0 <= which.min() <= which.max() < len(blocks):
+        raise ValueError("no block has this index")
+    if (offsets < 0).any():
+        raise ValueError(OUTSIDE)
+    datas = [blocks[i] for i in which.tolist()]
+    raw = bytearray().join([data[at : at + ROW_BYTES] for data, at in zip(datas, offsets.tolist(), strict=True)])
+    if len(raw) != len(datas) * ROW_BYTES:
+        raise ValueError(OUTSIDE)
+    rows = np.frombuffer(raw, ROW)
+    payloads = _cut(datas, offsets + rows["payload_at"], rows["payload_len"])
+    return raw, payloads, _cut(datas, offsets + rows["small_at"], rows["small_len"])
 
 
-def _cut(datas: list[bytes], starts: Any, lengths: Any) -> list[bytes]:
+OUTSIDE = "a record reaches past its block"
+
+
+def _cut(datas: list[bytes], starts: I64, lengths: Any) -> list[bytes]:
+    expected = int(lengths.sum())
+    if not expected:
+        return [b""] * len(datas)
     ends = (starts + lengths).tolist()
-    return [data[a:b] for data, a, b in zip(datas, starts.tolist(), ends, strict=True)]
+    found = [data[a:b] for data, a, b in zip(datas, starts.tolist(), ends, strict=True)]
+    if sum(map(len, found)) != expected:  # a slice ends where its block does
+        raise ValueError(OUTSIDE)
+    return found
 
 
 OPEN_FILES_MAX = 16

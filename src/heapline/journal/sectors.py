@@ -11,11 +11,10 @@ The content of the sectors is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
+from heapline.accelerator import accelerated
 from heapline.core.events import Mask
 from heapline.journal.disk import SECTOR, Buffer
 
@@ -23,6 +22,8 @@ U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 
 _WORDS = SECTOR // 8
+#: A unit has far fewer: small parts are joined.
+PARTS_MAX = 4096
 
 
 def _odd_constants() -> U64:
@@ -49,10 +50,18 @@ def sector_sums(data: Buffer) -> U32:
     return np.maximum(folded, np.uint32(1))
 
 
-def sector_sums_of_parts(parts: Sequence[Buffer], sectors: int) -> U32:
-    """Return the little-endian table entries of data in several parts. Only sectors that span two parts are copied."""
+@accelerated
+def sector_table(parts: list[Buffer], sectors: int) -> bytes:
+    """Return the table of data in several parts. Only sectors that span parts are copied.
+
+    Raise ValueError if the parts are not exactly as long as the sectors.
+    """
+    if len(parts) > PARTS_MAX:
+        raise ValueError(f"at most {PARTS_MAX} parts can be summed, not {len(parts)}")
+    if sum(map(len, parts)) != sectors * SECTOR:
+        raise ValueError("the parts must be as long as the sectors")
     if len(parts) == 1:
-        return sector_sums(parts[0]).astype("<u4", copy=False)
+        return sector_sums(parts[0]).astype("<u4", copy=False).tobytes()
     table = np.empty(sectors, "<u4")
     edges, edge_at = bytearray(), []
     at = 0  # bytes before this part
@@ -70,7 +79,7 @@ def sector_sums_of_parts(parts: Sequence[Buffer], sectors: int) -> U32:
         at += len(view)
     if edge_at:
         table[edge_at] = sector_sums(edges)
-    return table
+    return table.tobytes()
 
 
 def live_sectors(data: Buffer) -> Mask:

@@ -25,8 +25,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from crc32c import crc32c
-
+from heapline.checksum import crc32c
 from heapline.contract.errors import JournalCorrupt, UnknownFormat
 from heapline.journal.disk import SECTOR, Disk, File
 from heapline.journal.sectors import all_zeros

@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from crc32c import crc32c
 
+from heapline.checksum import crc32c
 from heapline.contract.errors import SnapshotCorrupt, UnknownFormat
 from heapline.journal.disk import Buffer, Disk
 

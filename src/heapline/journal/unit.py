@@ -26,13 +26,13 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from crc32c import crc32c
 
+from heapline.checksum import crc32c
 from heapline.contract.errors import UnknownFormat
 from heapline.core.record import ROW
 from heapline.journal.block import ROW_BYTES, Block, Rows, block_nbytes
 from heapline.journal.disk import SECTOR, Buffer
-from heapline.journal.sectors import U32, all_zeros, sector_sums_of_parts
+from heapline.journal.sectors import U32, all_zeros, sector_table
 
 UNIT_MAGIC = 0x55504148  # "HAPU" in the file
 UNIT_VERSION = 1
@@ -161,7 +161,7 @@ class SealedUnit:
         tail = self.meta + bytes(self.nbytes - blocks_end - len(self.meta))
         parts = _merge_small([bytes(HEADER_BYTES), *(block.data for block in self.blocks), tail])
         first, last = memoryview(parts[0]), memoryview(parts[-1])
-        table = sector_sums_of_parts(parts, sectors).tobytes()
+        table = sector_table(parts, sectors)
         # The table is in the last part, which ends where the unit ends.
         table_at = _table_at(self.blocks_len + len(self.meta)) - (self.nbytes - len(last))
         table_end = table_at + len(table)

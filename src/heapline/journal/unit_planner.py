@@ -35,7 +35,7 @@ class UnitPlanner:
         self.offset = offset
         self.open_unit_number = number
         self.time = time
-        self.sealed: list[SealedUnit] = []
+        self.sealed: list[SealedUnit] = []  # units that the journal has not taken yet, in the order of their numbers
         self._clear()
 
     def _clear(self) -> None:
@@ -113,8 +113,3 @@ class UnitPlanner:
         self.offset += size
         self._clear()
         return unit
-
-    def take_sealed(self) -> list[SealedUnit]:
-        """Return the sealed units not yet taken, in the order in which they must be committed."""
-        taken, self.sealed = self.sealed, []
-        return taken

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from crc32c import crc32c
 
+from heapline.checksum import crc32c
 from heapline.contract.errors import JournalCorrupt, SnapshotCorrupt
 from heapline.journal.block import ROW_BYTES, row_checks
 from heapline.journal.disk import SECTOR, Disk, File

@@ -1,1 +1,1 @@
-"""The faces of a broker on the network, and who may use them."""
+"""The interfaces of a broker on the network, and who may use them."""

@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
-from heapline.contract.errors import Unauthenticated
+from heapline.contract.errors import HeaplineError, Unauthenticated, UnavailableError
 from heapline.logs import Log
 from heapline.server.auth.principals import Guard, Principal
 
 log = Log("heapline.server")
 CHECK_EVERY = 0.5  # seconds
 ENDED = "the credential of this call is no longer valid; connect again with another one"
+
+
+class Caller(Protocol):
+    """A request, whose caller may be replaced when its connection renews its credential."""
+
+    caller: Principal
 
 
 class Credentials:
@@ -31,18 +37,26 @@ class Credentials:
     def __len__(self) -> int:
         return len(self._open)
 
-    def hold(self, principal: Principal) -> WhileValid:
-        """`with credentials.hold(principal): …` raises Unauthenticated in the block when the credential ends."""
-        return WhileValid(self._open, principal)
+    def hold(self, request: Caller) -> WhileValid:
+        """`with credentials.hold(request): …` raises Unauthenticated in the block when its caller's credential ends,
+        and UnavailableError when it can no longer be checked."""
+        return WhileValid(self._open, request)
 
     def check(self) -> None:
-        is_valid: dict[int, bool] = {}
+        ends: dict[int, HeaplineError | None] = {}
         for held in list(self._open):
-            who = id(held.principal)
-            if who not in is_valid:
-                is_valid[who] = self._guard.is_valid(held.principal)
-            if not is_valid[who]:
-                held.end()
+            caller = held.request.caller
+            who = id(caller)
+            if who not in ends:
+                ends[who] = self._why_ended(caller)
+            if (error := ends[who]) is not None:
+                held.end(error)
+
+    def _why_ended(self, principal: Principal) -> HeaplineError | None:
+        try:
+            return None if self._guard.is_valid(principal) else Unauthenticated(ENDED)
+        except UnavailableError as error:
+            return error
 
     async def watch(self) -> None:
         while True:
@@ -57,15 +71,15 @@ class Credentials:
 class WhileValid:
     """Ends its block as `asyncio.timeout` does: cancels the task, and recognizes its own cancellation."""
 
-    def __init__(self, among: set[WhileValid], principal: Principal) -> None:
-        self._among, self.principal = among, principal
+    def __init__(self, among: set[WhileValid], request: Caller) -> None:
+        self._among, self.request = among, request
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
-        self._ended = False
+        self._ended: HeaplineError | None = None
 
-    def end(self) -> None:
-        if self._task is not None and not self._ended:
-            self._ended = True
+    def end(self, error: HeaplineError) -> None:
+        if self._task is not None and self._ended is None:
+            self._ended = error
             self._task.cancel()
 
     def __enter__(self) -> WhileValid:
@@ -80,8 +94,8 @@ class WhileValid:
     ) -> None:
         self._among.discard(self)
         assert self._task is not None
-        if not self._ended or self._task.uncancel() > self._cancelling:
+        if self._ended is None or self._task.uncancel() > self._cancelling:
             return
         # Even if the block has just finished: its result must not reach a caller without a valid credential.
         if error is None or isinstance(error, asyncio.CancelledError):
-            raise Unauthenticated(ENDED) from None
+            raise self._ended.with_traceback(None) from None

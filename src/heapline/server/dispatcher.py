@@ -24,6 +24,7 @@ from heapline.contract.topics import GetTopic
 from heapline.owned_tasks import OwnedTasks
 from heapline.server.gate import Gate, Request, Stopping
 from heapline.server.limits import bounds_of
+from heapline.wire.compressed_topics import CompressedTopics
 
 Handler = Callable[[Any, Request], Awaitable[Any]]
 SEARCHED_ROWS = 1000  # of one page while no row is visible; every list accepts this limit
@@ -37,12 +38,23 @@ class Dispatcher:
         self._own = own
         self._waiting: set[asyncio.Future[Any]] = set()
         self._returns = OwnedTasks()  # they outlive their requests
+        self.compressed = CompressedTopics(lambda topic: broker.do(GetTopic(topic)))
 
     async def run(self, command: Command[Any], request: Request, confirmation: str | None = None) -> Any:
         """Admit a command, run it and return its result."""
-        facts, gate = type(command).facts, self.gate
-        about = await self._look_up(command, request) if facts.lookup else None
-        gate.admit(request, command, about)
+        return await self.start(command, request, confirmation)
+
+    def start(self, command: Command[Any], request: Request, confirmation: str | None = None) -> Awaitable[Any]:
+        """Admit a command and start it. Return its result as an awaitable: the broker's own future where it can."""
+        facts = type(command).facts
+        if facts.lookup or facts.destroys or facts.audit is not None:
+            return self._run_in_steps(command, request, confirmation)
+        self.gate.admit(request, command)
+        return self._wait(command, request) if request.waits else self._execute(command, request)
+
+    async def _run_in_steps(self, command: Command[Any], request: Request, confirmation: str | None) -> Any:
+        facts = type(command).facts
+        self.gate.admit(request, command, await self._look_up(command, request) if facts.lookup else None)
         if facts.destroys:
             await self._confirm(command, request, confirmation)
         result = await (self._wait(command, request) if request.waits else self._execute(command, request))
@@ -58,7 +70,7 @@ class Dispatcher:
     async def feed(self, feed: Feed[Any], request: Request, send: Callable[[Any], Awaitable[None]]) -> None:
         """Admit a feed and send its items, until it ends, the server stops or the credential ends."""
         self.gate.admit(request, feed)
-        with self.gate.credentials.hold(request.caller):
+        with self.gate.credentials.hold(request):
             items = self.broker.stream(feed, request.context())
             async with contextlib.aclosing(items):  # type: ignore[type-var]
                 async for item in items:
@@ -92,7 +104,7 @@ class Dispatcher:
         task: asyncio.Future[Any] = asyncio.ensure_future(self._execute(command, request))
         self._waiting.add(task)
         try:
-            with self.gate.credentials.hold(request.caller):
+            with self.gate.credentials.hold(request):
                 return await task
         except BaseException as error:
             if not task.done():

@@ -53,7 +53,7 @@ class Request:
     """One request from its arrival to its answer: `async with Request(gate, "http", "Purge", headers) as request:`."""
 
     gate: Gate
-    interface: str  # "grpc", "http" or "mqueue"
+    interface: str  # "native", "grpc", "http" or "mqueue"
     rpc: str  # of a call; or of a gRPC stream that carries many commands
     headers: Mapping[str, str]  # names in lower case
     _: KW_ONLY
@@ -80,6 +80,23 @@ class Request:
         return self._correlation_id
 
     async def __aenter__(self) -> Request:
+        self.begin()
+        try:
+            credential = self.headers.get("authorization") or self.headers.get("x-api-key")
+            self.caller = await self.gate.guard.authenticate(credential)
+        except BaseException as error:
+            self.end(error)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end(error)
+
+    def begin(self, caller: Principal | None = None) -> None:
+        """Begin without waiting, for a caller that its connection has authenticated. `end` must follow, unless this
+        raises."""
         gate = self.gate
         gate.requests_open += 1
         for begin in gate.on_begin:
@@ -87,16 +104,14 @@ class Request:
         try:
             if gate.stopping.is_set():
                 raise Stopping
-            credential = self.headers.get("authorization") or self.headers.get("x-api-key")
-            self.caller = await gate.guard.authenticate(credential)
+            if caller is not None:
+                self.caller = caller
+                self.check_credential()
         except BaseException as error:
-            await self.__aexit__(type(error), error, None)
+            self.end(error)
             raise
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self, error: BaseException | None = None) -> None:
         gate = self.gate
         if self.counter is not None:
             self.counter.give_back(self.caller.subject)

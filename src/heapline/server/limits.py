@@ -8,7 +8,8 @@ drift. A consumer is a holder on a topic; a pop that names no holder belongs to 
 
 On MQueue's API each namespace has a bucket of requests. A request that finds its bucket empty is rejected with the time
 when to retry, and takes nothing from any other namespace. All requests count alike. Callers are authenticated before,
-so unauthenticated clients cannot use up a namespace's share.
+so unauthenticated clients cannot use up a namespace's share. If several servers share a broker that can count
+(`RateStore`), they share the buckets.
 """
 
 from __future__ import annotations
@@ -18,13 +19,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
-from typing import Any, get_args, get_type_hints
+from typing import Any, Protocol, get_args, get_type_hints, runtime_checkable
 
 import msgspec
 
 from heapline.contract.call import Call
 from heapline.contract.config import NAME
-from heapline.contract.errors import BadName, BadRequest, PayloadTooLarge, RateLimited, ResourceExhausted
+from heapline.contract.errors import (
+    BadName,
+    BadRequest,
+    PayloadTooLarge,
+    RateLimited,
+    ResourceExhausted,
+    UnavailableError,
+)
 from heapline.contract.messages import NewMessages
 from heapline.core.rate import TokenBucket
 
@@ -134,6 +142,45 @@ class MQueueRules:
             if existing.count(namespace) + new.count(namespace) > self.topics_per_namespace_max:
                 what = f"the number of topics that an enqueue may create in namespace {namespace!r}"
                 raise ResourceExhausted(what, self.topics_per_namespace_max)
+
+
+@runtime_checkable
+class RateStore(Protocol):
+    """A broker that counts requests over all servers that share it."""
+
+    async def take_rates(self, limits: Mapping[str, tuple[float, float]]) -> tuple[str, float] | None:
+        """Count a request in namespaces, given their rates and bursts in requests.
+
+        Return the one that is over its rate and the seconds to wait, or None if it was counted. Raise UnavailableError
+        if that is not possible now.
+        """
+
+
+class SharedRates:
+    """Rates over all servers that share a broker; over this one alone while the broker cannot count them."""
+
+    def __init__(self, rules: MQueueRules, now_ms: Callable[[], int], store: RateStore | None) -> None:
+        self._rules, self._store = rules, store
+        self._own = NamespaceRates(rules, now_ms)
+
+    async def take(self, namespaces: Iterable[str]) -> None:
+        """Count one request in each of these namespaces, or raise RateLimited and count none."""
+        names = set(namespaces)
+        rates = {name: rate for name in names if (rate := self._rules.rates.get(name, self._rules.rate))}
+        if not rates:
+            return
+        if self._store is not None:
+            limits = {name: (rate, max(1.0, rate * self._rules.burst)) for name, rate in rates.items()}
+            try:
+                over = await self._store.take_rates(limits)
+            except UnavailableError:
+                pass  # limited by this server alone
+            else:
+                if over is not None:
+                    name, wait = over
+                    raise RateLimited(f"requests per second of namespace {name!r}", ceil(rates[name]), ceil(wait))
+                return
+        self._own.take(names)
 
 
 class NamespaceRates:

@@ -1,4 +1,4 @@
-"""A server from start to stop: gRPC on one port, HTTP on another, both in front of one broker.
+"""A server from start to stop: the native wire, gRPC and HTTP, each on its own port, in front of one broker.
 
 Stopping takes four steps: reject new calls (UNAVAILABLE; /readyz answers 503), end calls that only wait (pops,
 streams), let calls in flight finish within `stop_grace`, close the ports. The broker is opened and closed by the
@@ -26,21 +26,23 @@ from heapline.contract.groups import GroupLeave
 from heapline.logs import Log
 from heapline.server.audit import Audit, AuditLog
 from heapline.server.auth.commands import AuthCommands
-from heapline.server.auth.guard import DirectoryGuard
+from heapline.server.auth.guard import DirectoryGuard, StoreGuard
 from heapline.server.auth.principals import Guard, NoAuthGuard
-from heapline.server.auth.tls import TlsFiles, grpc_credentials, http_context
+from heapline.server.auth.tls import TlsFiles, grpc_credentials, reloading_context
 from heapline.server.dispatcher import Dispatcher, Handler
 from heapline.server.gate import Gate, Observer, Request
 from heapline.server.protocols.grpc import GrpcHandlers
 from heapline.server.protocols.http import HttpApp
 from heapline.server.protocols.http_server import HttpServer
 from heapline.server.protocols.mqueue import MQueue
+from heapline.server.protocols.native import NativeServer
 from heapline.server.protocols.pages import Pages
 from heapline.server.protocols.subscribe_stream import Subscriptions
 from heapline.server.settings import ServerSettings
 from heapline.server.telemetry.logs import CurrentRequest
 from heapline.server.telemetry.metrics import CallCounts, Metrics
 from heapline.server.telemetry.traces import TracedBroker, Traces, make_provider
+from heapline.wire.connection import with_alpn
 from heapline.wire.descriptors import METHODS, SERVICE
 
 log = Log("heapline.server")
@@ -62,7 +64,7 @@ class Server:
         self.metrics = Metrics(broker, CallCounts(name for name, m in METHODS.items() if m.streams_out))
         self.metrics.watch("audit_lines_lost_total", lambda: self.audit.lost)
         self.gate = Gate(guard, self._observers(), settings.limits(), getattr(broker, "clock", None))
-        if isinstance(guard, DirectoryGuard):
+        if isinstance(guard, StoreGuard):
             guard.on_login = self.audit.logged_in
         self._subscriptions = Subscriptions()
         traced = broker if self._provider is None else TracedBroker(broker, self._provider)
@@ -76,7 +78,9 @@ class Server:
         self._tls = settings.tls_files()
         self._http = self._make_http()
         self._grpc = grpc.aio.server(options=_options(settings))
+        self._native = self._make_native()
         self._watching: asyncio.Task[None] | None = None
+        self.port = 0
         self.grpc_port = 0
         self.http_port = 0
 
@@ -93,16 +97,36 @@ class Server:
             self.metrics,
             metrics_public=settings.metrics_public,
             on_loopback=settings.on_loopback,
+            why_unready=self._why_unready,
         )
-        mqueue = MQueue(self.dispatcher, settings.mqueue_rules(), clock)
+        mqueue = MQueue(self.dispatcher, settings.mqueue_rules(), clock, self.broker)
         app = HttpApp(
             self.dispatcher,
             {**pages.routes(), **mqueue.routes()},
             request_bytes_max=settings.request_bytes_max,
             only_local=settings.insecure_everybody,
         )
-        tls = None if self._tls is None else http_context(self._tls)
+        tls = None if self._tls is None else reloading_context(self._tls, "http")
         return HttpServer(app, settings.host, settings.http_port, settings.stop_grace, tls)
+
+    def _why_unready(self) -> str | None:
+        for part in (self.broker, self.gate.guard):
+            reason: str | None = getattr(part, "why_unready", lambda: None)()
+            if reason is not None:
+                return reason
+        return None
+
+    def _make_native(self) -> NativeServer:
+        settings = self.settings
+        tls = None if self._tls is None else with_alpn(reloading_context(self._tls, "native"))
+        return NativeServer(
+            self.dispatcher,
+            settings.host,
+            settings.port,
+            request_bytes_max=settings.request_bytes_max,
+            unix_socket=settings.unix_socket,
+            tls=tls,
+        )
 
     async def _leave_group(self, command: GroupLeave, request: Request) -> None:
         self._subscriptions.end(command)
@@ -114,7 +138,8 @@ class Server:
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
         self.grpc_port = _open_grpc(self._grpc, self.settings.host, self.settings.grpc_port, self._tls)
         await self._grpc.start()
-        self.http_port = await self._http.start()
+        self.port = await self._native.start()
+        self.http_port = await self._http.start()  # last: /readyz reports that all ports accept calls
         self._watching = asyncio.create_task(self.gate.credentials.watch())
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -123,11 +148,14 @@ class Server:
         """Stop, once. The broker stays open."""
         self.gate.stopping.set()
         await self._health.enter_graceful_shutdown()
+        self._native.go_away()
         self.dispatcher.stop_waiting()
         await self.gate.until_idle(self.settings.stop_grace)
         # gRPC itself would also wait for clients that watch its health, and they never leave.
         await self._grpc.stop(min(FLUSH_SECONDS, self.settings.stop_grace))
+        await self._native.stop()
         await self._http.stop()
+        await self.dispatcher.compressed.close()
         if self._watching is not None:
             self._watching.cancel()
         await self.audit.close()
@@ -135,7 +163,11 @@ class Server:
             await asyncio.to_thread(self._provider.shutdown)  # sends the remaining spans
 
     async def __aenter__(self) -> Server:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()  # ports that are already open
+            raise
         return self
 
     async def __aexit__(
@@ -161,9 +193,9 @@ def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
         ("grpc.max_concurrent_streams", settings.streams_per_connection_max),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.keepalive_time_ms", round(settings.keepalive * 1000)),
-        ("grpc.keepalive_timeout_ms", round(min(settings.keepalive, 10.0) * 1000)),
-        ("grpc.http2.ping_timeout_ms", round(min(settings.keepalive, 10.0) * 1000)),
+        ("grpc.keepalive_time_ms", round(settings.grpc_keepalive * 1000)),
+        ("grpc.keepalive_timeout_ms", round(min(settings.grpc_keepalive, 10.0) * 1000)),
+        ("grpc.http2.ping_timeout_ms", round(min(settings.grpc_keepalive, 10.0) * 1000)),
         ("grpc.http2.max_pings_without_data", 0),  # without a limit; by default gRPC stops sending them
     ]
 
@@ -173,7 +205,7 @@ def make_guard(settings: ServerSettings, clock: Clock | None = None) -> Guard:
     if settings.insecure_everybody:
         return NoAuthGuard()
     settings.data.mkdir(parents=True, exist_ok=True)
-    return DirectoryGuard(settings.data, clock=clock)
+    return DirectoryGuard(settings.data, clock=clock, token_ms=settings.token_ms)
 
 
 async def serve(
@@ -189,10 +221,11 @@ async def serve(
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         opened = await stack.enter_async_context(broker)
-        if isinstance(guard, DirectoryGuard):
+        if isinstance(guard, StoreGuard):
             stack.push_async_callback(guard.close)
         server = await stack.enter_async_context(Server(opened, guard, settings))
-        log.info("serving", data=str(settings.data), grpc_port=server.grpc_port, http_port=server.http_port)
+        ports = {"port": server.port, "grpc_port": server.grpc_port, "http_port": server.http_port}
+        log.info("serving", data=str(settings.data), **ports)
         if ready is not None:
             ready(server)
         await stop.wait()

@@ -30,10 +30,15 @@ Rate = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    data: Path = Path("data")  # the broker's directory
+    broker_type: Literal["log", "sql"] = "log"  # a directory of this machine, or PostgreSQL databases
+    postgres: list[str] = []  # sql only: one URL per shard, always in the same order
+    redis: str | None = None  # sql only: URL of a Redis database that all nodes share
+    data: Path = Path("data")  # the log broker's directory; keys and the audit log
     host: str = "127.0.0.1"  # loopback by default
-    grpc_port: Port = 7400  # 0: any free port
+    port: Port = 7400  # of the native wire; 0: any free port
+    grpc_port: Port = 7410
     http_port: Port = 7480
+    unix_socket: Path | None = None  # the native wire on a socket that only this user can open
     stop_grace: Annotated[float, Meta(ge=0, le=3600)] = 10.0  # seconds for calls in flight when it stops
     request_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 30)] = 64 << 20  # of one request
     streams_per_connection_max: Annotated[int, Meta(ge=1, le=1 << 20)] = 10_000  # gRPC calls on one connection
@@ -47,10 +52,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     mqueue_rate: Rate = 0.0
     mqueue_rates: dict[str, Rate] = {}
     mqueue_burst: Annotated[float, Meta(ge=0, le=3600)] = 1.0
-    # Seconds of silence until a client must show that it is alive. One that does not loses its streams and waiting
-    # pops; otherwise they would continue to lease messages that no client receives.
-    keepalive: Annotated[float, Meta(ge=0.1, le=7200)] = 30.0
-    broker: dict[str, Any] = {}  # fields of BrokerConfig, by name
+    # gRPC only: seconds of silence until a client must show that it is alive. One that does not loses its streams and
+    # waiting pops; otherwise they would continue to lease messages that no client receives.
+    grpc_keepalive: Annotated[float, Meta(ge=0.1, le=7200)] = 30.0
+    token_lifetime: Annotated[float, Meta(ge=60, le=7 * 86400)] = 900.0  # seconds that a login's token is valid
+    broker: dict[str, Any] = {}  # fields of BrokerConfig (log) or SqlConfig (sql), by name
     tls_certificate: Path | None = None  # PEM, with intermediates; None: no TLS, on loopback only
     tls_key: Path | None = None  # its private key, mode 0600
     tls_client_ca: Path | None = None  # authorities of client certificates (mTLS); None: none is required
@@ -61,12 +67,19 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     log_format: Literal["text", "json"] | None = None  # None: text on a terminal, JSON otherwise
     insecure_everybody: bool = False  # no authentication: every caller is administrator. For testing on loopback.
 
+    def __repr__(self) -> str:  # without URLs, which may contain passwords
+        return f"ServerSettings(broker_type={self.broker_type!r}, data={str(self.data)!r}, host={self.host!r})"
+
     @property
     def on_loopback(self) -> bool:
         return is_loopback(self.host)
 
     def broker_config(self) -> BrokerConfig:
         return make_broker_config({"gather_steps": GATHER_STEPS} | self.broker)
+
+    @property
+    def token_ms(self) -> int:
+        return round(self.token_lifetime * 1000)
 
     def limits(self) -> Limits:
         return Limits(**{f.name: getattr(self, f.name) for f in fields(Limits)})
@@ -89,21 +102,30 @@ def read_settings(file: Path | None = None, **flags: Any) -> ServerSettings:
         given = {name: value for name, value in flags.items() if value is not None}
         usual = {"otlp_endpoint": os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None}
         settings = _convert(usual | from_file | _from_environment() | given)
-    except (msgspec.ValidationError, msgspec.DecodeError, yaml.YAMLError, OSError, TypeError) as error:
+    except yaml.YAMLError as error:
+        raise BadRequest(f"{file} is not valid YAML{_place(error)}") from None
+    except (msgspec.ValidationError, msgspec.DecodeError, OSError, TypeError) as error:
         raise BadRequest(f"invalid server settings: {error}") from None
     _check_exposure(settings)
-    settings.broker_config()
+    _check_broker(settings)
     settings.mqueue_rules().validate()
     return settings
 
 
+def _place(error: yaml.YAMLError) -> str:
+    """Return where the error is. Its own text quotes the file, which may contain passwords."""
+    mark = getattr(error, "problem_mark", None)
+    return "" if mark is None else f"; see line {mark.line + 1}, column {mark.column + 1}"
+
+
 def _from_environment() -> dict[str, Any]:
-    """Return the settings that environment variables give, those that are mappings as JSON."""
+    """Return the settings that environment variables give: mappings as JSON, lists separated by spaces."""
     found: dict[str, Any] = {}
     for name, hint in get_type_hints(ServerSettings).items():
         text = os.environ.get(f"{PREFIX}{name.upper()}")
         if text is not None:
-            value = msgspec.json.decode(text) if get_origin(hint) is dict else text
+            kind = get_origin(hint)
+            value = msgspec.json.decode(text) if kind is dict else text.split() if kind is list else text
             found[name] = getattr(_convert({name: value}, strict=False), name)
     return found
 
@@ -116,6 +138,17 @@ def _decode(kind: type[Any], value: Any) -> Any:
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
     raise TypeError(f"{value!r} is not a path")
+
+
+def _check_broker(settings: ServerSettings) -> None:
+    """Check that the settings belong to the chosen broker. Those of `sql` are checked where it is created."""
+    if settings.broker_type == "log":
+        for name in ("postgres", "redis"):
+            if getattr(settings, name):
+                raise BadRequest(f"{name} is a setting of the sql broker; add --broker sql, or omit it")
+        settings.broker_config()
+    elif not settings.postgres:
+        raise BadRequest("the sql broker needs a database; give --postgres URL for each shard, in the same order")
 
 
 def _check_exposure(settings: ServerSettings) -> None:

@@ -3,7 +3,8 @@
 *A task* prepares its rows as parts that belong to its own attempt. *The driver* commits, in one step, exactly the parts
 of the attempts that succeeded according to Spark; the same step drops all other parts. A stream, or a write with
 txnAppId, commits as a version of a sink, and the broker remembers the last version of a sink forever. So a batch that
-Spark repeats, under any attempts, changes nothing. A task that finds its batch already committed sends no more rows.
+Spark repeats, under any attempts, changes nothing. A task that finds its batch already committed sends no more rows,
+and leaves none behind.
 
 Rows that cannot be enqueued fail the batch, or are written to files in `badRecordsPath`. Nothing here knows Spark's
 classes; sink.py adapts them.
@@ -24,7 +25,7 @@ import pyarrow as pa
 import pyarrow.fs as fs
 import pyarrow.parquet as parquet
 
-from heapline.client.transports.blocking_grpc import BlockingGrpc, Started
+from heapline.client.transports.blocking_calls import BlockingCalls, Started
 from heapline.contract.batches import AbortBatch, CommitBatch, PrepareBatch, Prepared, Share
 from heapline.contract.errors import BadRequest, BatchDecided, UnknownPart
 from heapline.contract.fields import NAME_BYTES_MAX
@@ -104,7 +105,7 @@ def part_name(prefix: str, number: int) -> str:
 def write(options: WriteOptions, batch: Batch, batches: Iterable[Any], partition: int, attempt: int) -> Written:
     """Prepare the rows of a task. On return they are durable, and not yet visible."""
     with contextlib.closing(calls_of(options.target)) as calls:
-        task = _WriteTask(options, batch, calls, PartSender(calls, batch.id, partition, attempt))
+        task = _WriteTask(options, batch, calls, PartSender(calls, batch, partition, attempt))
         try:
             for rows in batches:
                 task.add(rows)
@@ -117,7 +118,7 @@ def write(options: WriteOptions, batch: Batch, batches: Iterable[Any], partition
 
 
 class _WriteTask:
-    def __init__(self, options: WriteOptions, batch: Batch, calls: BlockingGrpc, sender: PartSender) -> None:
+    def __init__(self, options: WriteOptions, batch: Batch, calls: BlockingCalls, sender: PartSender) -> None:
         self._options, self._batch, self._sender = options, batch, sender
         self._topics = _TopicCache(calls)
         self._bad: BadFile | None = None
@@ -166,8 +167,8 @@ class PartSender:
     sent again. The server drops parts that are never committed after its batch_timeout.
     """
 
-    def __init__(self, calls: BlockingGrpc, batch_id: str, partition: int, attempt: int) -> None:
-        self._calls, self._batch_id = calls, batch_id
+    def __init__(self, calls: BlockingCalls, batch: Batch, partition: int, attempt: int) -> None:
+        self._calls, self._batch = calls, batch
         self.prefix = f"{partition}.{attempt}.{secrets.token_hex(6)}"
         self._in_flight: deque[Started[Prepared]] = deque()
         self.parts = 0
@@ -175,10 +176,12 @@ class PartSender:
     def send(self, shares: Shares) -> None:
         """Start sending a part. Raises the error of an earlier part, if one failed."""
         command = PrepareBatch(
-            self._batch_id,
+            self._batch.id,
             part_name(self.prefix, self.parts),
             [Share(topic, messages) for topic, messages in shares],
             without_results=True,
+            sink=self._batch.sink,
+            version=self._batch.version,
         )
         self.parts += 1
         while len(self._in_flight) >= WINDOW:
@@ -202,7 +205,7 @@ class PartSender:
 class _TopicCache:
     """The limits of topics, fetched when a topic first occurs."""
 
-    def __init__(self, calls: BlockingGrpc) -> None:
+    def __init__(self, calls: BlockingCalls) -> None:
         self._calls = calls
         self._known: dict[str, TopicLimits] = {}
         self._requested: set[str] = set()

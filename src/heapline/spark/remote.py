@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heapline.client.target import ClientTls
-from heapline.client.transports.blocking_grpc import BlockingGrpc
+from heapline.client.transports.blocking_calls import BlockingCalls
 from heapline.contract import log
 from heapline.contract.errors import BadRequest, HeaplineError, JournalCorrupt, TopicNotFound
 from heapline.contract.topics import ListTopics
@@ -50,8 +50,8 @@ class RemoteSource:
     tls: ClientTls | None = None
     lease_seconds: float = 600.0
 
-    def _calls(self) -> BlockingGrpc:
-        return BlockingGrpc(self.endpoints, self.credential, self.tls)
+    def _calls(self) -> BlockingCalls:
+        return BlockingCalls(self.endpoints, self.credential, self.tls)
 
     def topics(self) -> list[TopicRef]:
         with contextlib.closing(self._calls()) as calls:
@@ -63,7 +63,7 @@ class RemoteSource:
 
 
 class RemoteLog:
-    def __init__(self, ref: TopicRef, calls: BlockingGrpc, lease_seconds: float) -> None:
+    def __init__(self, ref: TopicRef, calls: BlockingCalls, lease_seconds: float) -> None:
         self.ref = ref
         self._calls = calls
         self._response: Any = None  # the last LogIndex response

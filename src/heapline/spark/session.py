@@ -21,8 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from crc32c import crc32c
-
+from heapline.checksum import crc32c
 from heapline.contract.errors import HeaplineError
 
 MASTER = "local[2]"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from heapline.client.sdk import ConnectedBroker
     from heapline.client.sync import SyncClient
     from heapline.client.target import ClientTls
-    from heapline.client.transports.blocking_grpc import BlockingGrpc
+    from heapline.client.transports.blocking_calls import BlockingCalls
     from heapline.spark.write_options import WriteOptions
 
 SERVER_OPTIONS = ("heapline.url", "heapline.api_key", "heapline.token", "heapline.api_key_file")
@@ -94,10 +94,10 @@ def broker_of(target: Target, deadline: float) -> ConnectedBroker:
     return ConnectedBroker(_endpoints(target), credential=target.api_key, tls=_tls(target), deadline=deadline)
 
 
-def calls_of(target: Target) -> BlockingGrpc:
-    from heapline.client.transports.blocking_grpc import BlockingGrpc
+def calls_of(target: Target) -> BlockingCalls:
+    from heapline.client.transports.blocking_calls import BlockingCalls
 
-    return BlockingGrpc(tuple(_endpoints(target)), target.api_key, _tls(target))
+    return BlockingCalls(tuple(_endpoints(target)), target.api_key, _tls(target))
 
 
 def _endpoints(target: Target) -> list[str]:

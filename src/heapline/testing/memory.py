@@ -33,7 +33,7 @@ T = TypeVar("T")
 PATH = "/memory"
 
 
-class InlineIo:
+class InlineIo(Io):
     """An `Io` that runs everything immediately."""
 
     def run(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:

@@ -1,1 +1,1 @@
-"""The formats that server and client share: commands and results as protobuf and JSON, errors as codes. No sockets."""
+"""Formats that server and client share: commands in msgpack, protobuf and JSON, errors as codes, native connections."""

@@ -12,13 +12,14 @@ from threading import Lock
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 from msgspec.structs import replace
 
 from heapline.contract import check
-from heapline.contract.call import Call
+from heapline.contract.call import CALLS, Call, Feed
 from heapline.contract.columns import Columns, from_rows, to_rows
 from heapline.contract.errors import BadRequest, HeaplineError
-from heapline.contract.message import Outgoing, from_ms
+from heapline.contract.message import LogFrame, Outgoing, from_ms
 from heapline.contract.messages import SCOPES, NewMessages, pack_messages
 from heapline.contract.stream import Payloads, ReplayInfo
 from heapline.wire import error_codes
@@ -57,7 +58,7 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
         return msgspec.msgpack.Decoder(kind, dec_hook=dec_hook)
 
 
-def decode_call(data: bytes, kind: type[Call[Any]]) -> Any:
+def decode_call(data: bytes | memoryview, kind: type[Call[Any]]) -> Any:
     """Decode a call. Raise the same BadRequest as its constructor if a field is not valid."""
     try:
         try:
@@ -68,9 +69,116 @@ def decode_call(data: bytes, kind: type[Call[Any]]) -> Any:
         raise BadRequest(f"cannot decode the request as {kind.__name__}") from None
 
 
-def decode_result(data: bytes, kind: type[Call[Any]]) -> Any:
+def encode_result(result: Any) -> bytes:
+    """Encode the result of a call, or an item of a feed, for the native wire. No result is an empty body."""
+    if result is None:
+        return b""
+    if type(result) is LogFrame:
+        result = replace(result, events=[replace(e, columns=_pack_log_columns(e.columns)) for e in result.events])
+    return encode(result)
+
+
+def decode_result(data: bytes | memoryview, kind: type[Call[Any]]) -> Any:
     """Decode the result of a call. Fields that are not known are ignored."""
-    return _decoder(kind.result).decode(data)
+    if kind.result is type(None):
+        return None
+    try:
+        result = _decoder(kind.result).decode(data)
+    except msgspec.ValidationError:
+        known = without_unknown_fields(kind.result, msgspec.msgpack.decode(data))
+        result = _decoder(kind.result).decode(encode(known))
+    if type(result) is LogFrame:
+        result = replace(result, events=[replace(e, columns=_unpack_log_columns(e.columns)) for e in result.events])
+    return result
+
+
+def without_unknown_fields(kind: Any, value: Any) -> Any:
+    """Return plain values of an answer without the fields that `kind` does not have, because a newer server added them.
+
+    Structs that are also part of requests reject such fields. This is slow, so it is for answers that were rejected.
+    """
+    return _known_fields(msgspec.inspect.type_info(kind), value)
+
+
+def _known_fields(info: msgspec.inspect.Type, value: Any) -> Any:
+    """Return plain values without the fields that their structs do not have."""
+    match info, value:
+        case msgspec.inspect.UnionType(types=types), _:
+            for kind in types:
+                value = _known_fields(kind, value)
+        case msgspec.inspect.StructType(fields=fields, tag=tag, tag_field=tag_field), dict():
+            if tag is None or value.get(tag_field) == tag:
+                known = {field.encode_name: field.type for field in fields}
+                return {
+                    name: _known_fields(known[name], item) if name in known else item
+                    for name, item in value.items()
+                    if name in known or name == tag_field
+                }
+        case ((msgspec.inspect.ListType(item_type=kind) | msgspec.inspect.VarTupleType(item_type=kind)), list()):
+            return [_known_fields(kind, item) for item in value]
+        case msgspec.inspect.DictType(value_type=kind), dict():
+            return {key: _known_fields(kind, item) for key, item in value.items()}
+        case msgspec.inspect.Metadata(type=kind), _:
+            return _known_fields(kind, value)
+    return value
+
+
+def _pack_log_columns(columns: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns of a log event as plain values: arrays of numbers packed, in little-endian order."""
+    import numpy as np  # not above: `heapline --help` does without it
+
+    packed: dict[str, Any] = {}
+    for name, value in columns.items():
+        if isinstance(value, dict):
+            packed[name] = {"columns": _pack_log_columns(value)}
+        elif isinstance(value, np.ndarray):
+            little = value.astype(value.dtype.newbyteorder("<"), copy=False)
+            packed[name] = {"dtype": little.dtype.str, "data": little.tobytes()}
+        else:
+            packed[name] = {"value": value}
+    return packed
+
+
+def _unpack_log_columns(columns: dict[str, Any]) -> dict[str, Any]:
+    import numpy as np
+
+    found: dict[str, Any] = {}
+    for name, column in columns.items():
+        if "columns" in column:
+            found[name] = _unpack_log_columns(column["columns"])
+        elif "dtype" in column:
+            found[name] = np.frombuffer(column["data"], column["dtype"])
+        else:
+            found[name] = column["value"]
+    return found
+
+
+def waiting_commands() -> frozenset[int]:
+    """Return the numbers of calls that may take long: those that wait, and feeds."""
+    return frozenset(number for number, kind in CALLS.items() if kind.facts.waits or issubclass(kind, Feed))
+
+
+# -- errors on the native wire -----------------------------------------------------------------------------------------
+
+
+def encode_error(error: HeaplineError) -> bytes:
+    """Describe an error, with the code that a client without its class goes by."""
+    return encode({**error_codes.describe(error), "code": error_codes.codes_of(type(error)).grpc})
+
+
+def encode_failure(code: str, text: str) -> bytes:
+    """Describe a failure that has no class: a cancelled request, or an internal error."""
+    return encode({"code": code, "text": text})
+
+
+def decode_error(data: bytes | memoryview) -> HeaplineError:
+    """Return the described error: the same class, or the class that its code stands for."""
+    try:
+        described = msgspec.msgpack.decode(data, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return error_codes.of_code("UNKNOWN", "the server sent an error that cannot be decoded")
+    described["error"] = str(described.get("error"))
+    return error_codes.rebuild(described, str(described.get("code", "UNKNOWN")))
 
 
 # -- shared by protobuf and JSON ---------------------------------------------------------------------------------------

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from heapline.contract import errors
+from heapline.contract.admin import Describe
+from heapline.contract.call import Call
 from heapline.contract.errors import HeaplineError
+from heapline.contract.groups import CreateGroup
+from heapline.contract.schedules import CreateSchedule
+from heapline.contract.topics import CreateTopic, UpdateTopic
 
 METADATA = "heapline-error-bin"
 FACTS_BYTES_MAX = 3072  # in metadata; most gRPC implementations refuse more than 8 KiB of it in all
@@ -75,6 +80,14 @@ BRANCHES: dict[str, type[HeaplineError]] = {
     "CANCELLED": errors.UnavailableError,
     "DATA_LOSS": errors.CorruptionError,
 }
+#: Advice in the words of the Python client, and the call that it is about.
+_ADVICE: dict[type[HeaplineError], tuple[str, type[Call[Any]]]] = {
+    errors.TopicNotFound: ("create_topic({topic!r})", CreateTopic),
+    errors.TopicExists: ("update_topic", UpdateTopic),
+    errors.ScheduleNotFound: ("create_schedule", CreateSchedule),
+    errors.GroupNotFound: ("create_group", CreateGroup),
+    errors.Unsupported: ("describe()", Describe),
+}
 #: Errors that the server's own files can cause. All others quote only what the caller sent.
 _MAY_NAME_FILES = (errors.CorruptionError, errors.UnavailableError, errors.DirectoryLocked)
 _MACHINE_FACTS = ("path", "detail", "cause", "what")
@@ -110,6 +123,24 @@ def describe(error: HeaplineError) -> dict[str, Any]:
         text = without_paths(text)
         facts = {n: without_paths(v) if n in _MACHINE_FACTS and isinstance(v, str) else v for n, v in facts.items()}
     return {"error": kind.__name__, "facts": facts, "text": text}
+
+
+def advise(described: dict[str, Any], interface: Literal["http", "grpc"], *, is_back: bool = False) -> str:
+    """Return the text of a described error with advice for callers of this interface, or with `is_back` for Python's.
+
+    >>> advise(describe(errors.TopicNotFound("jobs")), "http")
+    "topic 'jobs' does not exist; create it with POST /v1/heaps"
+    """
+    kind, facts, text = _BY_NAME.get(described["error"]), described["facts"], str(described["text"])
+    if kind not in _ADVICE or any(name not in facts for name in kind.fields):
+        return text
+    python, call = _ADVICE[kind]
+    other = str(call.facts.http if interface == "http" else call.facts.rpc)
+    old, new = python.format_map(facts), other.format_map(facts)
+    if is_back:
+        old, new = new, old
+    before, found, after = text.rpartition(old)  # the last one: a name in the text may contain the same words
+    return before + new + after if found else text
 
 
 def without_paths(text: str) -> str:

@@ -20,6 +20,7 @@ from heapline.contract.call import CALLS, Call, Feed
 from heapline.contract.check import read
 from heapline.contract.errors import BadRequest, DeliveryLost, LeaseLost
 from heapline.contract.groups import LostRows, unpack_offsets
+from heapline.wire.codec import without_unknown_fields
 from heapline.wire.json_forms import (
     PLAIN,
     ErrorResponse,
@@ -170,7 +171,12 @@ class Route:
         """Return the result from the body of an answer."""
         if self.result is None:
             return None
-        return self.result.read(self._answer_decoder.decode(body))
+        try:
+            answer = self._answer_decoder.decode(body)
+        except msgspec.ValidationError:
+            known = without_unknown_fields(self.answer, msgspec.json.decode(body))
+            answer = self._answer_decoder.decode(msgspec.json.encode(known))
+        return self.result.read(answer)
 
     @cached_property
     def _answer_decoder(self) -> msgspec.json.Decoder[Any]:

@@ -113,7 +113,7 @@ def error_response(error: Any) -> ErrorResponse:
     facts = described["facts"]
     if "lost" in facts:
         facts = facts | {"lost": list(map(str, facts["lost"]))}
-    return ErrorResponse(error=described["error"], text=described["text"], facts=facts)
+    return ErrorResponse(error=described["error"], text=error_codes.advise(described, "http"), facts=facts)
 
 
 def read_error(response: ErrorResponse, code: str = "UNKNOWN") -> HeaplineError:
@@ -121,7 +121,8 @@ def read_error(response: ErrorResponse, code: str = "UNKNOWN") -> HeaplineError:
     facts = response.facts
     if isinstance(facts.get("lost"), list):
         facts = facts | {"lost": [int(id) for id in facts["lost"]]}
-    return error_codes.rebuild({"error": response.error, "facts": facts, "text": response.text}, code)
+    described = {"error": response.error, "facts": facts, "text": response.text}
+    return error_codes.rebuild(described | {"text": error_codes.advise(described, "http", is_back=True)}, code)
 
 
 class Part(NamedTuple):
@@ -598,7 +599,7 @@ def _place_in(place: Any) -> Position:
 
 
 def _log_out(value: Any) -> Any:
-    """Mark what JSON lacks: arrays, bytes, tuples, and columns inside columns. Wide numbers are digits."""
+    """Mark what JSON lacks: arrays, bytes, and columns inside columns. Wide numbers are digits."""
     if hasattr(value, "dtype"):
         if not value.shape:
             return value.item()
@@ -608,9 +609,7 @@ def _log_out(value: Any) -> Any:
         return {"columns": {name: _log_out(inner) for name, inner in value.items()}}
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
-    if isinstance(value, tuple):
-        return {"tuple": [_log_out(inner) for inner in value]}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_log_out(inner) for inner in value]
     return msgspec.to_builtins(value)
 
@@ -627,6 +626,4 @@ def _log_in(value: Any) -> Any:
         return np.array(list(values), dtype=value["dtype"])
     if "columns" in value:
         return {name: _log_in(inner) for name, inner in value["columns"].items()}
-    if "base64" in value:
-        return base64.b64decode(value["base64"])
-    return tuple(_log_in(inner) for inner in value["tuple"])
+    return base64.b64decode(value["base64"])

@@ -43,7 +43,7 @@ from heapline.wire.descriptors import METHODS, pb
 AS_COLUMNS = "as_columns"  # whether the answer is packed as columns instead of items
 EXTRAS = {name: {AS_COLUMNS} for name in ("PopRequest", "GroupFetchRequest", "ReplayRequest")}
 #: Methods of the service that are not calls of their own: they stream EnqueueBatch, Pop, and GroupFetch with its acks.
-STREAMS = frozenset({"EnqueueStream", "PopStream", "Session", "Subscribe"})
+STREAMS = frozenset({"EnqueueStream", "PopStream", "Subscribe"})
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -176,7 +176,7 @@ def _pack_log_columns(columns: dict[str, Any]) -> list[dict[str, Any]]:
             packed.append({"name": name, "dtype": little.dtype.str, "data": little.tobytes()})
         else:
             data = msgspec.msgpack.encode(value, enc_hook=lambda v: v.tolist())  # an array or a number of numpy
-            packed.append({"name": name, "dtype": "tuple" if isinstance(value, tuple) else "", "data": data})
+            packed.append({"name": name, "dtype": "", "data": data})
     return packed
 
 
@@ -187,9 +187,8 @@ def _unpack_log_columns(columns: Any) -> dict[str, Any]:
     for column in columns:
         if column.dtype == "columns":
             found[column.name] = _unpack_log_columns(column.columns)
-        elif column.dtype in ("", "tuple"):
-            value = msgspec.msgpack.decode(column.data)
-            found[column.name] = tuple(value) if column.dtype else value
+        elif not column.dtype:
+            found[column.name] = msgspec.msgpack.decode(column.data)
         else:
             found[column.name] = np.frombuffer(column.data, dtype=column.dtype).copy()
     return found

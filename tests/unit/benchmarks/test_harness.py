@@ -132,6 +132,13 @@ def test_markdown_names_the_machine_without_its_name_and_marks_regressions() -> 
     assert platform.node() not in text
 
 
+def test_rate_with_its_cpu_beside_it_and_percentiles_are_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "ratios.json"
+    names = ("enqueue", "enqueue: CPU of the server", "enqueue, p95", "enqueue, 2 callers")
+    ratios.save("server", [row(name, ratio=1.0) for name in names], path)
+    assert set(ratios.load("server", path)) == {"enqueue: CPU of the server", "enqueue, 2 callers"}
+
+
 def test_check_turns_a_regression_into_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +150,18 @@ def test_check_turns_a_regression_into_a_failure(
         printed = capsys.readouterr()
         assert len(printed.out.splitlines()) == len(harness.SUITES["core"])
         assert "regression: benchmarks.heap" in printed.err
+
+
+def test_check_fails_if_no_ratios_are_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(ratios, "load", lambda key: {})
+    monkeypatch.setattr("sys.argv", ["benchmarks", "streams", "--quick", "--check"])
+    assert command.main() == 1
+    assert "no ratios of streams-quick are kept" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suite", harness.SUITES)
+def test_quick_ratios_of_every_suite_are_kept(suite: str) -> None:
+    assert ratios.load(ratios.key_of(suite, quick=True))
 
 
 def test_only_an_existing_module_can_be_chosen() -> None:

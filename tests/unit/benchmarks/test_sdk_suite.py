@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
+from benchmarks.drivers import sdk
 from benchmarks.drivers.window import Job, Outcome
 from benchmarks.peers import TASK_PEERS
 from benchmarks.rows import Row
-from benchmarks.sdk import batches, importing, singles, targets, tasks
+from benchmarks.sdk import batches, importing, singles, targets, tasks, trickle
 from benchmarks.server import driving, lifecycle
 from benchmarks.server.spawned import Serving, heapline_server
+from benchmarks.server.targets import LOADS
 
 
 def outcome(messages: int) -> Outcome:
@@ -40,8 +42,23 @@ def test_ratio_of_batches_is_the_middling_one_of_rounds_that_took_turns() -> Non
 
 
 def test_singles_are_shown_next_to_the_embedded_broker() -> None:
-    rate, *_ = (Row.from_yielded(row) for row in singles.figures(outcome(12_000), outcome(24_000)))
-    assert (rate.ratio, rate.target, rate.met) == (0.5, "≥ 15,000 messages/s", False)
+    rate, server, client = (Row.from_yielded(row) for row in singles.figures(outcome(12_000), outcome(24_000)))
+    assert (rate.ratio, rate.target, rate.met) == (0.5, "≥ 35,000 messages/s", False)
+    assert (server.target, server.met, client.target, client.met) == ("≤ 14 µs", False, "≤ 12 µs", False)
+
+
+def test_trickle_is_shown_as_shares_of_a_core() -> None:
+    server, worker = (Row.from_yielded(row) for row in trickle.figures([10.1, 4.9], [0.5, 0.2]))
+    assert (server.target, server.met, server.baseline) == ("≤ 10% of a core", False, 0.5)
+    assert (worker.target, worker.met, worker.better) == ("≤ 5% of a core", True, "lower")
+
+
+def test_lazy_batches_are_measured_if_the_method_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def pop(self: object, topic: str, *, lazy: bool = False) -> None: ...
+
+    monkeypatch.setattr("heapline.contract.broker.Broker.pop", pop)
+    assert sdk.has_lazy_batches()
+    assert ("lazy", 1000, 4) in LOADS
 
 
 def test_tasks_next_to_a_peer_show_its_durability() -> None:
@@ -53,15 +70,17 @@ def test_tasks_next_to_a_peer_show_its_durability() -> None:
     assert (gone.error, gone.value, gone.target) == ("no wheel", None, "≥ 10×")
 
 
-def test_import_time_is_shown_next_to_numpy() -> None:
-    ms = {importing.NUMPY: 100.0} | dict.fromkeys(importing.OURS.values(), 310.0)
-    first, *later = (Row.from_yielded(row) for row in importing.figures(ms))
-    assert (first.ratio, first.target, first.met, first.better) == (3.1, "≤ 3×", False, "lower")
-    assert [(row.target, row.met, row.better) for row in later] == [(None, None, "lower")] * 2
+def test_startup_is_shown_next_to_imports_of_numpy_and_msgspec() -> None:
+    ms = {name: 310.0 for program, baseline, _ in importing.PROGRAMS.values() for name in (program, baseline)}
+    ms |= {importing.NUMPY: 100.0, importing.NUMPY_AND_MSGSPEC: 155.0, "serve": 901.0, "worker": 499.0}
+    imported, _, opened, _, serve, worker = (Row.from_yielded(row) for row in importing.figures(ms))
+    assert (imported.ratio, imported.target, imported.met) == (3.1, "≤ 3×", False)
+    assert (opened.ratio, opened.target, opened.met, opened.better) == (2.0, "≤ 1.5×", False, "lower")
+    assert (serve.target, serve.met, worker.target, worker.met) == ("≤ 900 ms", False, "≤ 500 ms", True)
 
 
-def test_import_is_timed_in_a_process_of_its_own() -> None:
-    assert 0 < importing.seconds_for("import sys; assert 'heapline' not in sys.modules; import heapline") < 60
+def test_start_is_measured_in_a_process_of_its_own() -> None:
+    assert 0 < importing.program_cpu_s("import sys; assert 'heapline' not in sys.modules; import heapline") < 60
 
 
 # -- the whole path ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 EXPECTED = {
     "benchmarks.streams.publishing": ["publish 5,000"],
     "benchmarks.streams.groups": ["batches=True", "as messages", "ten groups"],
-    "benchmarks.streams.remote": ["over gRPC, batches=True", "over gRPC, as messages"],
+    "benchmarks.streams.remote": ["over native, batches=True", "over native, as messages"],
     "benchmarks.streams.timers": ["publish 20,000 scheduled", "from snapshot", "journal alone", "due to fired, p99"],
     "benchmarks.streams.seeking": ["by journal time", "by wall time"],
 }

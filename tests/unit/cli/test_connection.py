@@ -113,7 +113,7 @@ def test_key_of_a_local_server_is_found_automatically(settled: list[connection.S
         (["--key-file", "nowhere"], "cannot read the key file 'nowhere': No such file"),
         (["--key-file", "empty"], "the key file 'empty' must contain one API key and nothing else"),
         (["--to", ","], "--to is empty"),
-        (["--to", "http://x"], "heaplines://host:port"),
+        (["--to", "ftp://x"], "heapline+tls://host:port"),
     ],
 )
 def test_bad_connection_option_is_refused(tmp_path: Path, flags: list[str], said: str) -> None:
@@ -128,15 +128,6 @@ def test_key_is_not_an_option_and_in_no_message(tmp_path: Path, settled: list[co
     assert run("topic", "list", "--key", "hl_secret").exit_code == 2
     assert "hl_secret" not in run("topic", "list", "--key-file", "key").output
     assert settled[0].key == "hl_secret"
-
-
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent() -> None:
-        raise ImportError("no gRPC")
-
-    monkeypatch.setattr(connect, "_need_grpc", absent)
-    result = run("put", "jobs", "x")
-    assert (result.exit_code, "pip install 'heapline[client]'" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(("command", "extra"), [("put", "client"), ("worker", "client"), ("keys", "server")])

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import heapline.cli
+from heapline import accelerator
 from heapline.cli import main
 from heapline.cli.main import Lazy
 
@@ -50,9 +51,11 @@ def subcommands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, f"heapline.cli.{name}", raising=False)
 
 
-def test_version_is_that_of_the_distribution() -> None:
+def test_version_is_that_of_the_distribution_and_names_the_accelerator() -> None:
     result = runner.invoke(main.app, ["--version"])
-    assert (result.exit_code, result.stdout) == (0, f"heapline {version('heapline')}\n")
+    first, second = result.stdout.splitlines()
+    assert (result.exit_code, first) == (0, f"heapline {version('heapline')}")
+    assert second == f"accelerator: {accelerator.description()}"
 
 
 @pytest.mark.usefixtures("subcommands")
@@ -134,7 +137,7 @@ def test_flags_are_shown_as_flags_and_every_option_has_help(path: str) -> None:
     assert not [param.name for param in command.params if not param.help]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["topic", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["topic", "--help"], ["serve", "--help"], ["worker", "--help"]])
 def test_help_imports_no_heavy_package(arguments: list[str]) -> None:
     program = (
         "import sys; from heapline.cli.main import app\n"
@@ -144,7 +147,7 @@ def test_help_imports_no_heavy_package(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
     assert "typer" in loaded
-    assert not {"grpc", "fastapi", "numpy", "pyspark", "uvicorn", "sqlalchemy"} & loaded
+    assert not {"grpc", "fastapi", "numpy", "pyspark", "uvicorn", "sqlalchemy", "opentelemetry", "jwt"} & loaded
 
 
 def complete(words: str) -> list[str]:

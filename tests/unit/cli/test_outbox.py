@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 import heapline
 from heapline import outbox
 from heapline.cli.main import app
-from heapline.client.outbox.sender import IN_DOUBT
-from heapline.client.outbox.sql import OUTBOX
+from heapline.outbox.sender import IN_DOUBT
+from heapline.outbox.sql import OUTBOX
 
 ROOT = Path(__file__).parents[3]
 

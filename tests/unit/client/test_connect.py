@@ -10,14 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 import heapline
 from heapline.client.connect import connect_from_env, is_loopback
 from heapline.client.sdk import ConnectedBroker
-from heapline.client.transports.grpc import heapline_error
-from heapline.contract.errors import BadRequest, Closed, DeadlineExceeded, UnavailableError
+from heapline.contract.errors import BadRequest, Closed, DeadlineExceeded
 
 NAMES = ("HEAPLINE_URL", "HEAPLINE_API_KEY_FILE", "HEAPLINE_CA_FILE", "HEAPLINE_DATA")
 
@@ -46,8 +44,8 @@ def test_client_is_made_without_connecting_and_without_a_loop() -> None:
         ({"endpoints": []}, "endpoints is empty; name at least one server as host:port"),
         ({"endpoints": "a:1"}, "endpoints must be a list of servers, got 'a:1'; pass a single server"),
         ({"endpoints": [5]}, "a server must be host:port, got 5"),
-        ({"target": "http://a:1"}, "is not a server; write heaplines://host:port"),
-        ({"endpoints": ["a:1", "ftp://b"]}, "is not a server; write heaplines://host:port"),
+        ({"target": "ftp://a:1"}, "is not a server; write host:port"),
+        ({"endpoints": ["a:1", "ftp://b"]}, "is not a server; write host:port"),
         ({"target": ""}, "does not name a server"),
         ({"api_key": ""}, "api_key must be the text that `heapline keys create` printed"),
         ({"api_key": "two\nlines"}, "api_key must be the text"),
@@ -160,7 +158,7 @@ def test_key_file_of_the_environment_is_for_the_server_of_the_environment(
     ("target", "local"),
     [
         ("localhost", True), ("localhost:1", True), ("127.0.0.1:7400", True), ("127.9.9.9", True), ("[::1]:7400", True),
-        ("heapline://localhost", True), ("heaplines://127.0.0.1:1", True), ("localhost.evil.org:7400", False),
+        ("heapline://localhost", True), ("heapline+tls://127.0.0.1:1", True), ("localhost.evil.org:7400", False),
         ("127.0.0.1.evil.org", False), ("0.0.0.0:7400", False), ("10.0.0.1", False),
     ],
 )  # fmt: skip
@@ -183,22 +181,15 @@ def test_bad_environment_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_authorities_to_trust_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEAPLINE_URL", "heaplines://queue:7400")
+    monkeypatch.setenv("HEAPLINE_URL", "heapline+tls://queue:7400")
     monkeypatch.setenv("HEAPLINE_CA_FILE", "ca.crt")
     assert connect_from_env()._tls == heapline.ClientTls(ca="ca.crt")
 
 
-def test_without_grpc_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "grpc", None)
-    for make in (heapline.connect, heapline.connect_sync):
-        with pytest.raises(ImportError, match=r"pip install 'heapline\[client\]'"):
-            make("localhost:7400")
-
-
-def test_names_of_the_client_load_no_grpc_until_one_is_made() -> None:
+def test_client_needs_neither_grpc_nor_protobuf_nor_the_engine() -> None:
     program = (
-        "import sys, heapline; heapline.connect, heapline.consume, heapline.ClientTls; "
-        "assert 'grpc' not in sys.modules; heapline.connect(); assert 'grpc' in sys.modules"
+        "import sys, heapline; heapline.connect(); heapline.consume, heapline.ClientTls; "
+        "assert not {'grpc', 'google.protobuf', 'heapline.engine', 'httpx'} & set(sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(heapline.__file__).parents[1])}
     assert subprocess.run([sys.executable, "-c", program], check=False, env=environment).returncode == 0
@@ -227,21 +218,6 @@ async def test_unreachable_server_is_reported_after_the_deadline(monkeypatch: py
             ("ListHeaps", 30), ("EnqueueBatch", 30), ("EnqueueBatch", 30), ("Stats", 20), ("EnqueueBatch", 20),
         )
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("details", "reached"),
-    [
-        ("failed to connect to all addresses; last error: refused", False),
-        ("errors resolving nowhere.invalid:7400: Domain name not found", False),
-        ("Socket closed", True),
-    ],
-)
-def test_call_never_left_if_no_connection_was_made_or_no_address_found(details: str, reached: bool) -> None:
-    told = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
-    error = heapline_error(told)
-    assert isinstance(error, UnavailableError)
-    assert error.reached is reached
 
 
 async def test_bad_deadline_of_a_call_is_refused() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,23 +17,28 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import heapline
+from heapline import outbox
 from heapline.cli import worker as worker_cli
-from heapline.client import outbox, sdk
-from heapline.client.outbox import relay, sender
-from heapline.client.outbox.store import Row, fields_of
 from heapline.client.sdk import ConnectedBroker
 from heapline.client.target import ClientTls, parse_target
-from heapline.client.tasks import broker_binding as task_home
 from heapline.client.tasks.arguments import Arguments
 from heapline.client.tasks.broker_binding import Elsewhere, Home
 from heapline.client.tasks.outcomes import Retry
+from heapline.client.transports.blocking_calls import BlockingCalls
 from heapline.contract import payload_codec
+from heapline.outbox import relay, sender
+from heapline.outbox.store import Row, fields_of
 
 if TYPE_CHECKING:
     from nowhere import Missing  # type: ignore[import-not-found]
 
 ROOT = Path(heapline.__file__).parent
-FILES = [*ROOT.glob("client/**/*.py"), ROOT / "cli/worker.py", ROOT / "contract/payload_codec.py"]
+FILES = [
+    *ROOT.glob("client/**/*.py"),
+    *ROOT.glob("outbox/**/*.py"),
+    ROOT / "cli/worker.py",
+    ROOT / "contract/payload_codec.py",
+]
 #: Not for a user's eyes, and why.
 PASSED_OVER = {
     "unreachable: pauses never end": "for those who read the code",
@@ -137,24 +143,17 @@ class Environment:
         (self.path / "file").write_text(text)
         return str(self.path / "file")
 
-    def forked(self) -> None:
-        self.set.setattr(sdk, "_USED_BY", [1])
-        sdk._check_process()
-
-    def without_grpc(self) -> None:
-        self.set.setitem(__import__("sys").modules, "grpc", None)
-        heapline.connect()
-
-    def app_without_grpc(self) -> None:
-        self.set.setattr(task_home, "find_spec", lambda name: None)
-        task_home.make_client("localhost:1")
-
     def app_with_os_error(self) -> None:
         def fail(name: str) -> None:
             raise FileNotFoundError(2, "No such file or directory", "settings.ini")
 
         self.set.setattr(worker_cli.importlib, "import_module", fail)
         worker_cli.load_app("tasks:app")
+
+    def http_without_httpx(self) -> None:
+        self.set.setitem(sys.modules, "httpx", None)
+        self.set.delitem(sys.modules, "heapline.client.transports.http", raising=False)
+        asyncio.run(heapline.connect("http://a", api_key="hl_key").list_topics())
 
     def many_processes(self) -> None:
         self.set.setattr(worker_cli, "load_app", lambda where: heapline.App(Path("./data")))
@@ -180,17 +179,20 @@ CASES: list[tuple[str, Cause]] = [
      lambda e: heapline.connect(endpoints=[7400])),  # type: ignore[list-item]
     ("api_key must be the text that `heapline keys create` printed, without line breaks",
      lambda e: heapline.connect(api_key="a\nb")),
-    ("heapline.connect needs gRPC; install it with `pip install 'heapline[client]'`", Environment.without_grpc),
-    ("'http://a' is not a server; write heaplines://host:port (TLS) or heapline://host:port", lambda e: parse_target("http://a")),
-    ("'heapline://a' does not use TLS, but TLS files are given; write heaplines://a",
+    ("'ftp://a' is not a server; write host:port, heapline+tls://host:port (TLS), unix:///path, or http://host:port",
+     lambda e: parse_target("ftp://a")),
+    ("'heapline://a' does not use TLS, but TLS files are given; write heapline+tls:// or https://",
      lambda e: parse_target("heapline://a", ClientTls())),
-    ("'heaplines://' does not name a server; write heaplines://host:port", lambda e: heapline.connect("heaplines://")),
+    ("'unix://a' does not name a socket; write unix:///path", lambda e: parse_target("unix://a")),
+    ("'heapline+tls://' does not name a server; write host:port, heapline+tls://host:port (TLS), unix:///path, or "
+     "http://host:port", lambda e: heapline.connect("heapline+tls://")),
     ("a client certificate needs its key, and a key its certificate; give both or neither",
-     lambda e: ClientTls(certificate="x").credentials()),
-    ("cannot read a TLS file: [Errno 2]", lambda e: ClientTls(ca=e.path / "no").credentials()),
-    ("this process was forked from one that had already used a Heapline client, and gRPC does not survive that; use "
-     "clients only after the fork (connect() alone does not connect), or start processes with 'spawn'",
-     Environment.forked),
+     lambda e: ClientTls(certificate="x").context()),
+    ("cannot read a TLS file: [Errno 2]", lambda e: ClientTls(ca=e.path / "no").context()),
+    ("this needs the native wire; name the server as host:port, not as http://…",
+     lambda e: BlockingCalls(["http://a"], None)),
+    ("http://a needs httpx; run pip install 'heapline[client-http]', or name the server as host:port",
+     lambda e: e.http_without_httpx()),
     ("this client belongs to another event loop, which is still open; connect once per event loop, or use "
      "heapline.connect_sync from several threads", lambda e: two_loops()),
     ("ReadLog failed after 0.01 s: the connection broke (the server is gone)", log_that_breaks),
@@ -228,11 +230,9 @@ CASES: list[tuple[str, Cause]] = [
      lambda e: run(lambda: task(plain).enqueue(object()))),
     ("the payload is not a call of task 'plain': Object missing required field `n`",
      lambda e: Arguments("plain", plain).decode(b"{}")),
-    ("a client needs gRPC, which is not installed; run pip install 'heapline[client]'",
-     Environment.app_without_grpc),
     ("target of an App must be a server, a directory or a broker, got 5",
      lambda e: heapline.App(5)),  # type: ignore[arg-type]
-    ('api_key needs the server that it is for; write App("heaplines://host", api_key=…)',
+    ('api_key needs the server that it is for; write App("heapline+tls://host", api_key=…)',
      lambda e: heapline.App(api_key="k")),
     ("plain.enqueue_sync would block the running event loop; use `await plain.enqueue(…)`",
      lambda e: run(lambda: task(plain).enqueue_sync(1))),

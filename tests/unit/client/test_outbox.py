@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +19,11 @@ from sqlalchemy.orm import Session
 
 import heapline
 from heapline import outbox
-from heapline.client.outbox import OutboxRelay, sender
-from heapline.client.outbox.sql import OUTBOX, SqlStore
-from heapline.client.outbox.store import Turn
+from heapline.outbox import OutboxRelay, sender
+from heapline.outbox.sql import LANES, OUTBOX, SqlStore
+from heapline.outbox.store import Turn
 from heapline.testing import HandClock, MemoryBroker, drain
-from tests.unit.client.outbox_rig import FaultyBroker, Killed, MortalStore, new_database, waiting
+from tests.unit.client.outbox_rig import Calls, FaultyBroker, Killed, MortalStore, new_database, waiting
 
 WINDOW = 60.0  # seconds that the topics remember, in tests that outlast it
 
@@ -115,23 +117,23 @@ async def test_async_sessions_and_connections_write_too(engine: Engine, hl: Memo
 
 
 async def test_two_spellings_of_a_topic_are_one_line_of_numbers(engine: Engine, hl: MemoryBroker) -> None:
-    """Two would open epochs against each other, and after a crash nobody would know what went in."""
+    """Two groups of a topic would be sent at the same time, and the higher numbers could arrive first."""
     write(engine, b"a", b"b", topic="jobs")
     write(engine, b"c", b"d", topic="default/jobs")
-    opened: list[str] = []
+    sent: list[str] = []
 
-    class Opening(FaultyBroker):
-        async def open_producer(self, topic: str, producer_id: str) -> int:
-            opened.append(topic)
-            return await super().open_producer(topic, producer_id)
+    class Sending(FaultyBroker):
+        async def enqueue_batch(self, topic: str, messages: Any, **options: Any) -> Any:
+            sent.append(topic)
+            return await super().enqueue_batch(topic, messages, **options)
 
-    async with OutboxRelay(engine, Opening(hl, random.Random(0), 0.0)) as relay:  # type: ignore[arg-type]
+    async with OutboxRelay(engine, Sending(hl, random.Random(0), 0.0)) as relay:  # type: ignore[arg-type]
         assert await relay.run_once() == 4
-    assert opened == ["jobs"]
+    assert sent == ["jobs"]
     assert sorted(payloads(hl)) == [b"a", b"b", b"c", b"d"]
 
 
-async def test_topics_are_opened_together(engine: Engine, hl: MemoryBroker) -> None:
+async def test_topics_are_sent_together(engine: Engine, hl: MemoryBroker) -> None:
     """With the server away each takes its whole deadline: one after the other they would outlast the relay's lease."""
     for topic in ("one", "two", "three"):
         await hl.create_topic(topic)
@@ -139,9 +141,9 @@ async def test_topics_are_opened_together(engine: Engine, hl: MemoryBroker) -> N
     asked = asyncio.Barrier(3)
 
     class Together(FaultyBroker):
-        async def open_producer(self, topic: str, producer_id: str) -> int:
+        async def enqueue_batch(self, topic: str, messages: Any, **options: Any) -> Any:
             await asked.wait()
-            return await super().open_producer(topic, producer_id)
+            return await super().enqueue_batch(topic, messages, **options)
 
     async with OutboxRelay(engine, Together(hl, random.Random(0), 0.0)) as relay, asyncio.timeout(10):  # type: ignore[arg-type]
         assert await relay.run_once() == 3
@@ -198,14 +200,16 @@ async def test_rows_of_a_topic_keep_their_order_across_batches(engine: Engine, h
 async def test_batches_are_bounded_by_bytes(engine: Engine, hl: MemoryBroker) -> None:
     write(engine, *(bytes(400_000) for _ in range(5)))
     async with OutboxRelay(engine, hl, batch_bytes=1_000_000) as relay:
-        await relay.turn()  # finds the topic
         await relay.turn()
         assert len(payloads(hl)) == 2
         await relay.run_once()
     assert len(payloads(hl)) == 5
 
 
-async def test_rows_of_a_missing_topic_wait_without_blocking_others(engine: Engine, hl: MemoryBroker) -> None:
+async def test_rows_of_a_missing_topic_wait_without_blocking_others(
+    engine: Engine, hl: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heapline.outbox.relay.PAUSE", 1000)
     write(engine, b"early", topic="later")
     write(engine, b"x")
     async with OutboxRelay(engine, hl, batch_rows=1) as relay:
@@ -274,7 +278,7 @@ async def test_run_outlasts_a_database_that_fails_before_and_after_its_commits(
         return claimed
 
     monkeypatch.setattr(SqlStore, "turn", failing)
-    monkeypatch.setattr("heapline.client.outbox.relay.PAUSE", 0.001)
+    monkeypatch.setattr("heapline.outbox.relay.PAUSE", 0.001)
     write(engine, *(b"%d" % i for i in range(20)))
     async with OutboxRelay(engine, hl, batch_rows=4, poll=0.001) as relay:
         running = asyncio.ensure_future(relay.run())
@@ -288,7 +292,7 @@ async def test_run_outlasts_a_database_that_fails_before_and_after_its_commits(
 
 async def test_broker_that_cannot_be_reached_keeps_the_rows_waiting(engine: Engine, hl: MemoryBroker) -> None:
     class Away:
-        async def open_producer(self, topic: str, producer_id: str) -> int:
+        async def enqueue_batch(self, topic: str, messages: Any, **options: Any) -> Any:
             raise OSError("no route")
 
     write(engine, b"x")
@@ -301,10 +305,12 @@ async def test_broker_that_cannot_be_reached_keeps_the_rows_waiting(engine: Engi
         assert await relay.run_once() == 1
 
 
-async def test_lane_is_given_back_and_used_again(engine: Engine, hl: MemoryBroker) -> None:
+async def test_lanes_of_closed_and_of_killed_relays_are_used_again(engine: Engine, hl: MemoryBroker) -> None:
     for payload in (b"1", b"2", b"3"):
         write(engine, payload)
-        async with OutboxRelay(engine, hl) as relay:
+        await left_in_doubt(engine, hl, enqueued=True)
+        write(engine, payload)
+        async with OutboxRelay(engine, hl, lease=-1) as relay:
             await relay.run_once()
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*), count(owner) FROM heapline_outbox_lane").one() == (1, 0)
@@ -315,8 +321,7 @@ async def test_lane_is_given_back_and_used_again(engine: Engine, hl: MemoryBroke
 
 async def left_in_doubt(engine: Engine, hl: MemoryBroker, *, enqueued: bool) -> None:
     """A relay is killed after it has claimed its rows, before or after they went in."""
-    relay = OutboxRelay(engine, hl)
-    await relay.turn()
+    relay = OutboxRelay(engine, hl, lease=-1)
     real, done = sender.send, False
 
     async def dying(*args: Any) -> Any:
@@ -327,7 +332,7 @@ async def left_in_doubt(engine: Engine, hl: MemoryBroker, *, enqueued: bool) -> 
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("heapline.client.outbox.relay.send", dying)
+        patch.setattr("heapline.outbox.relay.send", dying)
         with pytest.raises(Killed):
             await relay.run_once()
 
@@ -357,13 +362,12 @@ async def test_rows_in_doubt_are_enqueued_once_however_long_the_relay_was_away(
 async def test_hung_relay_that_wakes_after_another_took_over_changes_nothing(engine: Engine, hl: MemoryBroker) -> None:
     write(engine, b"1", b"2")
     hung = OutboxRelay(engine, hl)
-    await hung.turn()
     with pytest.MonkeyPatch.context() as patch:
 
         async def hangs(*args: Any) -> Any:
             return sender.Sent()
 
-        patch.setattr("heapline.client.outbox.relay.send", hangs)
+        patch.setattr("heapline.outbox.relay.send", hangs)
         await hung.turn()  # claimed, and not sent
     async with OutboxRelay(engine, hl, lease=-1) as other:
         assert await other.run_once() == 2
@@ -380,15 +384,15 @@ async def test_restored_database_loses_nothing_and_reports_rows_in_doubt(engine:
     write(engine, b"in doubt")
     await left_in_doubt(engine, hl, enqueued=False)
     with engine.connect() as connection:
-        backup = [connection.exec_driver_sql(f"SELECT * FROM {t}").all() for t in ("heapline_outbox_lane",)]
+        lanes = connection.execute(select(LANES)).all()
         rows = connection.execute(select(OUTBOX)).all()
     async with OutboxRelay(engine, hl, lease=-1) as relay:
         await relay.run_once()
         write(engine, b"next")
         await relay.run_once()
     with engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM heapline_outbox_lane")
-        connection.exec_driver_sql("INSERT INTO heapline_outbox_lane VALUES (?, ?, ?)", [tuple(r) for r in backup[0]])
+        connection.execute(LANES.delete())
+        connection.execute(LANES.insert(), [dict(lane._mapping) for lane in lanes])
         connection.execute(OUTBOX.insert(), [dict(row._mapping) for row in rows])
     write(engine, b"new")
     async with OutboxRelay(engine, hl, lease=-1) as relay:
@@ -397,6 +401,23 @@ async def test_restored_database_loses_nothing_and_reports_rows_in_doubt(engine:
     assert sorted(payloads(hl)) == [b"in doubt", b"new", b"next"]
     with engine.connect() as connection:
         assert "it is unknown whether" in connection.scalars(select(OUTBOX.c.error)).one()
+
+
+@pytest.mark.parametrize("steps", [[0, 3, 500], [0, 500, 3, 7]])
+async def test_restored_database_does_not_repeat_numbers_if_the_clock_stands(
+    engine: Engine, hl: MemoryBroker, monkeypatch: pytest.MonkeyPatch, steps: list[int]
+) -> None:
+    """The epoch after the restore is above the broker's, or below it and rejected."""
+    monkeypatch.setattr("heapline.outbox.store.time", SimpleNamespace(time_ns=lambda: 0))
+    monkeypatch.setattr("heapline.outbox.store.secrets", SimpleNamespace(randbelow=lambda _: steps.pop(0)))
+    for payload in (b"before the backup", b"lost", b"after the restore"):
+        write(engine, payload)
+        async with OutboxRelay(engine, hl) as relay:
+            assert await relay.run_once() == 1
+        with engine.begin() as connection:
+            connection.execute(update(LANES).values(epoch=1))
+    assert sorted(payloads(hl)) == [b"after the restore", b"before the backup", b"lost"]
+    assert steps == []
 
 
 @pytest.mark.parametrize("repeated", [False, True])
@@ -451,6 +472,81 @@ def test_call_that_no_row_can_hold_is_refused(engine: Engine) -> None:
             outbox.enqueue_call(session, note)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="would reject these arguments"):
             outbox.enqueue_call(session, note.item(5))
+    assert waiting(engine) == 0
+
+
+@pytest.mark.parametrize("enqueued", [False, True])
+@pytest.mark.parametrize("calls_before", [0, 1])
+async def test_relay_that_calls_the_broker_late_leaves_no_row_in_doubt(
+    engine: Engine, hl: MemoryBroker, calls_before: int, enqueued: bool
+) -> None:
+    """It hangs before a call. Another relay takes its lane and is killed, the first continues, and a third finishes."""
+    write(engine, b"1", b"2", b"3")
+    calls = Calls()
+    hung = OutboxRelay(engine, calls.to(hl), batch_rows=1)
+    running = asyncio.ensure_future(hung.run_once())
+    async with asyncio.timeout(30):
+        for _ in range(calls_before):
+            await calls.run_next()
+        await calls.arrive()
+        await left_in_doubt(engine, hl, enqueued=enqueued)
+        continuing = asyncio.ensure_future(calls.run_all())
+        await running
+        continuing.cancel()
+    async with OutboxRelay(engine, hl, lease=-1) as relay:
+        await relay.run_once()
+        assert relay.failed == hung.failed == 0
+    assert sorted(payloads(hl)) == [b"1", b"2", b"3"]
+    assert waiting(engine) == 0
+
+
+async def turn_until_killed(store: Any, broker: Any, rng: random.Random) -> None:
+    relay = OutboxRelay(store, broker, batch_rows=rng.choice((1, 3, 50)), lease=rng.choice((-1, 1000)))
+    try:
+        while True:
+            with contextlib.suppress(OSError):  # as `run` does
+                await relay.turn()
+    except Killed:
+        pass
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_calls_that_run_after_their_relay_gave_up_or_died_change_nothing(
+    engine: Engine, hl: MemoryBroker, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Transactions and enqueues of three relays run in any order. A call may fail for its relay and run much later."""
+    monkeypatch.setattr("heapline.outbox.relay.PAUSE", 0)
+    rng = random.Random(seed)
+    calls, relays = Calls(), set[asyncio.Task[None]]()
+    await hl.create_topic("more", dedup_window=WINDOW)
+    written: list[bytes] = []
+    for step in range(250):
+        if rng.random() < 0.1:
+            written.append(b"%d" % step)
+            write(engine, written[-1], topic=rng.choice(("jobs", "more")))
+        while len(relays) < 3:
+            task = asyncio.ensure_future(turn_until_killed(calls.to(SqlStore(engine)), calls.to(hl), rng))
+            relays.add(task)
+            task.add_done_callback(relays.discard)
+        for _ in range(20):  # until each relay waits for a call
+            await asyncio.sleep(0)
+        call = rng.choice(calls.waiting)
+        fate = rng.random()
+        if fate < 0.1:
+            call.fail(ConnectionResetError())
+        elif fate < 0.15:
+            call.fail(Killed())
+        else:
+            calls.waiting.remove(call)
+            await call.run()
+    for task in relays:
+        task.cancel()
+    for left in (True, False):
+        async with OutboxRelay(engine, hl, lease=-1) as relay:
+            await relay.run_once()
+        while left and calls.waiting:
+            await calls.run_next()
+    assert Counter(payloads(hl) + payloads(hl, "more")) == Counter(written)
     assert waiting(engine) == 0
 
 

@@ -29,6 +29,11 @@ def good_sync() -> None:
             message.ack()
         for message in hl.consume("jobs"):
             message.ack()
+        for batch in hl.consume_batches("jobs", 10):
+            batch[0].ack()
+            batch[1:].ack()
+            b"".join(batch.payloads)
+        hl.ack(hl.pop("jobs", 10, lazy=True))
         with hl.consume("jobs").item() as item:
             found: SyncMessage = item
         hl.within(2).stats("jobs").ready + hl.purge("jobs")
@@ -40,6 +45,10 @@ async def good_client() -> None:
         await hl.within(2).enqueue("jobs", b"x")
         async with hl.consume("jobs").item() as item:
             await item.nack(backoff=3.0)
+        async for batch in hl.consume_batches("jobs"):
+            await batch[0].ack()
+            await batch[1:].ack()
+        sum((await hl.pop("jobs", 10, lazy=True)).ids)
 
 app = heapline.App()
 
@@ -69,6 +78,8 @@ async def bad(hl: heapline.Broker) -> None:
     await hl.nosuch()  # bad
     await hl.enqueue("jobs", "text")  # bad
     await hl.pop("jobs", timeout=3)  # bad
+    (await hl.pop("jobs", lazy=True)).nosuch  # bad
+    (await hl.pop("jobs")).payloads  # bad
     await hl.purge()  # bad
     await hl.stats("jobs", 1)  # bad
     (await hl.stats("jobs")).nosuch  # bad

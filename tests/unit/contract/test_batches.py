@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from heapline.contract import batches
-from heapline.contract.batches import PrepareBatch, Share
+from heapline.contract.batches import CommitBatch, PrepareBatch, Share
 from heapline.contract.errors import BadRequest
 from heapline.contract.messages import NewMessages
 
@@ -30,6 +32,14 @@ def test_topics_of_a_part_are_not_compared_with_each_other(monkeypatch: pytest.M
     monkeypatch.setattr(CountedName, "compared", 0)
     part(1000)
     assert CountedName.compared < 1000
+
+
+@pytest.mark.parametrize("given", [{"sink": "s"}, {"version": 3}])
+def test_sink_and_version_are_given_together(given: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="give both or neither"):
+        PrepareBatch("batch", "part", [Share("jobs", NewMessages([]))], **given)
+    with pytest.raises(BadRequest, match="give both or neither"):
+        CommitBatch("batch", ["part"], **given)
 
 
 def test_topic_given_twice_is_refused_however_it_is_spelled() -> None:

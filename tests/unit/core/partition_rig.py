@@ -25,7 +25,7 @@ from heapline.core.events import (
 )  # fmt: skip
 from heapline.core.now import Now
 from heapline.core.partition import Found
-from heapline.core.record import FLAG_WALL
+from heapline.core.record import FLAG_WALL, after_delivery, attempts_column
 from tests.unit.core.naive import NaiveLease, clock
 from tests.unit.core.rig_batches import BatchRig
 from tests.unit.core.rig_journal import STOOD
@@ -49,7 +49,9 @@ class Rig(BatchRig):
         if not ids:
             return []
         token = self.p.offset
-        event = self.p.decide_lease(rows, grants, self.now, self.take_seq(len(ids)))
+        event = self.p.decide_lease(
+            rows.ids, attempts_column(after_delivery(rows.positions)), grants, self.now, self.take_seq(len(ids))
+        )
         self.emit(event)
         at = 0
         for grant in grants:

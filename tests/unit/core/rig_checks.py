@@ -22,7 +22,8 @@ class CheckingRig(JournalRig):
         assert p.delayed == model.count("delayed")
         assert len(p.leases) == model.count("leased")
         assert len(p.dead) == model.count("dead")
-        assert p.stale >= 0
+        entries = len(p.heap) + p.parked.rows + len(p.delays) + len(p.calendar)
+        assert p.stale == entries - p.ready - p.delayed >= 0
         for m in model.messages.values():
             self._check_message(p, m)
         self._check_bookkeeping(p)
@@ -113,6 +114,8 @@ class CheckingRig(JournalRig):
         line = self.model.line()
         assert rows.ids.tolist() == [m.id for m in line]
         assert attempts_of(rows.positions).tolist() == [m.attempts for m in line]
+        nth = p.candidates(len(line) + 1)
+        assert [row and row[1] for row in map(nth, range(len(line) + 1))] == [*[m.id for m in line], None]
         head = p.head()
         assert (None if head is None else head[1]) == (line[0].id if line else None)
         wake, waits = p.next_wake_in(self.now), self.model.changes_in(self.now)

@@ -24,6 +24,7 @@ from heapline.core.heap.run_heap import RunHeap
 from heapline.core.now import Now
 from heapline.core.order import TURN_MAX, Ordering
 from heapline.core.partition import Partition
+from heapline.core.record import after_delivery, attempts_column
 from heapline.engine.columns import Columns
 from heapline.engine.duplicates import give_turns
 from heapline.engine.topic import Topic
@@ -63,7 +64,8 @@ class Line:
         if not len(rows.ids):
             return []
         grant = Grant(len(rows.ids), NOW.steady + 1000, None, None)
-        self.p.apply(self.p.decide_lease(rows, [grant], NOW, 1), NOW.steady)
+        attempts = attempts_column(after_delivery(rows.positions))
+        self.p.apply(self.p.decide_lease(rows.ids, attempts, [grant], NOW, 1), NOW.steady)
         ids: list[int] = rows.ids.tolist()
         return ids
 

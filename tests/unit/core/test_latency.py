@@ -26,6 +26,14 @@ def test_cumulated_counts_are_those_at_or_below_each_bound(values: list[float]) 
     assert abs(told.sum_ms - sum(value * 1000 for value in values)) < 1e-3
 
 
+@given(SECONDS)
+def test_observations_of_a_turn_count_like_single_ones(values: list[float]) -> None:
+    latency = Latency()
+    latency.add(*values)
+    assert latency.tally().counts == tally(values).counts
+    assert abs(latency.tally().sum_ms - tally(values).sum_ms) < 1e-3
+
+
 @given(SECONDS, SECONDS)
 def test_tallies_add_up(some: list[float], others: list[float]) -> None:
     whole, parts = tally(some + others), tally(some).plus(tally(others))

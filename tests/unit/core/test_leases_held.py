@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from heapline.core.events import Grant
 from heapline.core.leases import HOLDER, LeaseTable
 
+pytestmark = pytest.mark.usefixtures("both_accelerators")
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("grant"), st.sampled_from([None, "a", "b"]), st.integers(1, 5)),

@@ -10,6 +10,7 @@ import numpy as np
 
 from heapline.contract.config import BrokerConfig
 from heapline.engine.broker import EmbeddedBroker
+from heapline.engine.io import Io
 from heapline.testing.clock import FakeClock
 from tests.simulation.fake_disk import FakeDisk
 from tests.simulation.loop import run
@@ -17,7 +18,7 @@ from tests.simulation.loop import run
 SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 500_000}
 
 
-class HeldIo:
+class HeldIo(Io):
     """Runs each job immediately, except those named in `hold`, which wait for `let_go`."""
 
     def __init__(self) -> None:

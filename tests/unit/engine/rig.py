@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from heapline.contract.config import BrokerConfig, TopicConfig
 from heapline.engine import EmbeddedBroker
+from heapline.engine.io import Io
 from heapline.engine.runner import TopicRunner
 from heapline.testing import FakeClock
 from tests.simulation.fake_disk import FakeDisk
@@ -23,7 +24,7 @@ PATH = "/data"
 SMALL: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 256 << 10}
 
 
-class StepIo:
+class StepIo(Io):
     """Runs jobs in order on the loop. Those named in `hold` wait for `release`."""
 
     def __init__(self) -> None:

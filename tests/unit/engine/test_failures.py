@@ -185,6 +185,17 @@ async def test_corrupt_record_is_set_aside_and_reported() -> None:
         assert (dead.id, dead.reason, dead.payload) == (ids[2], "record corrupt", None)
 
 
+async def test_corrupt_record_does_not_affect_other_pops_of_its_turn() -> None:
+    async with opened(cache_bytes=0) as rig:
+        ids = [(await rig.hl.enqueue("jobs", bytes([65 + i]) * 2000)).id for i in range(5)]
+        hl = await rig.reopen()
+        (segment,) = rig.files(SEGMENT)[:1]
+        rig.disk.damage(segment, rig.disk.contents()[segment].index(b"C" * 2000) // 512 + 1)
+        answers = await asyncio.gather(*(hl.pop("jobs") for _ in range(4)))
+        assert [[m.id for m in answer] for answer in answers] == [[ids[0]], [ids[1]], [ids[4]], [ids[3]]]
+        assert [m.payload[:1] for answer in answers for m in answer] == [b"A", b"B", b"E", b"D"]
+
+
 async def test_records_that_cannot_be_read_now_are_given_back() -> None:
     async with opened(cache_bytes=0) as rig:
         await rig.hl.enqueue("jobs", b"x" * 2000)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from heapline.contract.config import BrokerConfig
-from heapline.contract.errors import TopicReloading, UnknownPart
+from heapline.contract.errors import BatchDecided, TopicReloading, UnknownPart
 from heapline.engine.batches.decisions import SINK_KEPT, Decision
 from tests.simulation.fake_disk import FakeDisk
 from tests.simulation.node import Node
@@ -53,6 +53,22 @@ async def test_many_commits_of_a_sink_leave_few_decisions_behind() -> None:
         assert await committed(rig, "again", 0) == 0
         assert await committed(rig, "again", 3 * SINK_KEPT - 1) == 1
         assert len(await taken(rig.hl, "jobs")) == 3 * SINK_KEPT
+
+
+async def test_late_part_of_a_forgotten_version_is_rejected() -> None:
+    async with opened() as rig:
+        last = 2 * SINK_KEPT
+        for version in range(last + 1):
+            await committed(rig, f"b{version}", version)
+        await rig.hl.batches.forget_old(7 * DAY)
+        for _ in range(2):
+            with pytest.raises(BatchDecided, match=f"is version 0 of sink 's', and version {last} was committed"):
+                await rig.hl.prepare_batch("b0", "late", some("late"), topic="jobs", sink="s", version=0)
+            assert prepared(rig) == 0
+            await rig.reopen()
+        await rig.hl.prepare_batch("next", "1", some("next"), topic="jobs", sink="s", version=last + 1)
+        await rig.hl.prepare_batch("other", "1", some("other"), topic="jobs", sink="t", version=0)
+        assert prepared(rig) == 2
 
 
 async def test_last_version_is_kept_despite_newer_commits_of_other_sinks() -> None:

@@ -23,6 +23,22 @@ def hl(tmp_path: Path) -> Iterator[SyncBroker]:
         yield broker
 
 
+def test_lazy_batch_acts_without_await(hl: SyncBroker) -> None:
+    hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, priority=i) for i in range(6)])
+    batch = hl.pop("jobs", 6, lazy=True)
+    assert (len(batch), batch.payloads[2]) == (6, b"2")
+    batch[0].ack()
+    batch[1:3].ack()
+    hl.release(batch[3:4])
+    batch[4].nack(backoff=0)
+    batch[5:].extend(60)
+    batch[5:].bury("no")
+    stats = hl.stats("jobs")
+    assert (stats.ready, stats.leased, stats.dead, stats.acked_total) == (2, 0, 1, 3)
+    hl.ack(hl.pop("jobs", 6, lazy=True))
+    assert hl.stats("jobs").acked_total == 5
+
+
 def test_whole_contract_without_await(hl: SyncBroker) -> None:
     r = hl.enqueue("jobs", b"payload", priority=5, key="k", headers={"k": "v"}, ttl=3600, max_retries=3)
     assert not r.duplicate

@@ -44,6 +44,28 @@ async def test_while_one_commit_is_under_way_the_next_gathers() -> None:
         assert (await rig.hl.stats("jobs")).commits_total == before + 2
 
 
+async def test_ack_shares_a_commit_with_the_pop_that_follows_a_step_later() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue_batch("jobs", [Outgoing(b"x")] * 21)
+        (message,) = await rig.hl.pop("jobs")
+        before = (await rig.hl.stats("jobs")).commits_total
+        for _ in range(20):
+            ack = asyncio.ensure_future(rig.hl.ack(message))
+            await settle(2)  # one step calls, the next one would be its turn
+            (message,) = await rig.hl.pop("jobs")
+            await ack
+        assert (await rig.hl.stats("jobs")).commits_total == before + 20
+
+
+async def test_ack_is_answered_although_no_pop_follows() -> None:
+    async with opened() as rig:
+        await rig.hl.enqueue_batch("jobs", [Outgoing(b"x")] * 3)
+        for _ in range(3):
+            (message,) = await rig.hl.pop("jobs")
+            await message.ack()
+        assert (await rig.hl.stats("jobs")).acked_total == 3
+
+
 async def prepared(rig: Rig) -> dict[str, Any]:
     hl = rig.hl
     await hl.enqueue("jobs", b"known", idempotency_key="k", priority=-1)

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from heapline.journal.records import MERGE_GAP_BYTES, OPEN_FILES_MAX, CacheBudget
 from tests.unit.journal.rig import PATH, MemoryDisk, commit, open_journal, put, write_units
 
+pytestmark = pytest.mark.usefixtures("both_accelerators")
+
 I64 = npt.NDArray[np.int64]
 Batches = list[list[tuple[bytes, bytes]]]
 

@@ -335,7 +335,7 @@ def test_book_opens_where_a_zone_is_not_known(monkeypatch: pytest.MonkeyPatch) -
         raise BadRequest("no such zone")
 
     with monkeypatch.context() as patch:
-        patch.setattr("heapline.core.schedules.timetable.cron_times", unknown)
+        patch.setattr("heapline.contract.cron.cron_times", unknown)
         elsewhere = Book.from_state(state)
         assert elsewhere.take_due(HOURS[5]) == []
         assert elsewhere.get("hourly").problem == "no such zone"

@@ -13,7 +13,7 @@ import heapline
 from heapline.contract.batches import AbortBatch, ForgetBatch
 from heapline.contract.call import HERE
 from heapline.contract.message import Outgoing
-from heapline.server.protocols.mqueue import PREFIX, AtomicEnqueue
+from heapline.server.protocols.mqueue import IN_PROGRESS_MS, PREFIX, AtomicEnqueue
 from tests.unit.engine.rig import Rig, opened, settle, until
 
 
@@ -134,3 +134,14 @@ async def test_applied_decisions_are_forgotten_and_others_stay() -> None:
         await rig.reopen()
         assert [b.batch_id for b in await rig.hl.list_batches()] == ["b"]
         assert await ready(rig) == (4, 4)
+
+
+async def test_batch_of_another_server_is_dropped_only_when_it_is_old() -> None:
+    async with opened() as rig:
+        await rig.topic("other")
+        await rig.hl.prepare_batch(f"{PREFIX}another:1", "all", shares(b"x", "k"))
+        now = rig.clock.wall_ms()
+        await AtomicEnqueue(rig.hl, True, lambda: now + IN_PROGRESS_MS).enqueue(shares())
+        assert [batch.batch_id for batch in await rig.hl.list_batches() if batch.state == "undecided"] != []
+        await AtomicEnqueue(rig.hl, True, lambda: now + IN_PROGRESS_MS + 1).enqueue(shares())
+        assert [batch.batch_id for batch in await rig.hl.list_batches() if batch.state == "undecided"] == []

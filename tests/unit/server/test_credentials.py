@@ -21,8 +21,13 @@ class Some(NoAuthGuard):
         return principal.subject not in self.out
 
 
+class Request:
+    def __init__(self, caller: Principal) -> None:
+        self.caller = caller
+
+
 async def forever(lasting: Credentials, principal: Principal = LOCAL) -> None:
-    with lasting.hold(principal):
+    with lasting.hold(Request(principal)):
         await asyncio.Event().wait()
 
 
@@ -57,7 +62,7 @@ async def test_result_that_arrives_with_the_revocation_is_discarded() -> None:
     lasting = Credentials(guard)
 
     async def stubborn() -> str:
-        with lasting.hold(LOCAL):
+        with lasting.hold(Request(LOCAL)):
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
@@ -87,3 +92,23 @@ async def test_task_continues_after_its_block_was_ended() -> None:
     guard.out.add("local")
     lasting.check()
     assert await task == "told"
+
+
+async def test_call_of_a_renewed_caller_lasts_as_long_as_the_new_credential() -> None:
+    guard = Some()
+    lasting, request = Credentials(guard), Request(LOCAL)
+
+    async def hold() -> None:
+        with lasting.hold(request):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(hold())
+    await asyncio.sleep(0)
+    request.caller = Principal("renewed", ())
+    guard.out.add("local")
+    lasting.check()
+    assert len(lasting) == 1
+    guard.out.add("renewed")
+    lasting.check()
+    with pytest.raises(Unauthenticated):
+        await task

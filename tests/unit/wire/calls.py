@@ -63,7 +63,7 @@ def results(kind: type[Call[Any]]) -> st.SearchStrategy[Any]:
 def _struct(info: Any) -> st.SearchStrategy[Any]:
     if info.cls is LogEvent:
         columns = st.fixed_dictionaries(
-            {"ids": st.just(np.array([1, 1 << 60])), "at": INT64, "holders": st.just(("a", None))}
+            {"ids": st.just(np.array([1, 1 << 60])), "at": INT64, "holders": st.just(["a", None])}
         )
         return st.builds(LogEvent, kind=TEXT, offset=INT64, row_count=INT64, columns=columns,
                          payloads=st.none() | st.lists(st.binary(max_size=4), max_size=2))  # fmt: skip

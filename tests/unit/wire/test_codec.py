@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+import heapline
+from heapline.contract.call import Count
 from heapline.contract.columns import pack
 from heapline.contract.errors import BadRequest, LeaseLost
 from heapline.contract.groups import FetchedRows, PartitionBatch, StreamRows
 from heapline.contract.leases import Ack, LeaseKeys
+from heapline.contract.log import PinState, ReadLog, ReadUnits
+from heapline.contract.message import LogEvent, LogFrame, Outgoing
 from heapline.contract.messages import Enqueue, EnqueuedBatch, RowError
+from heapline.contract.replays import Replay
 from heapline.contract.stream import Payloads
-from heapline.wire.codec import decode, decode_call, encode
+from heapline.contract.topics import PauseTopic, Purge
+from heapline.wire.codec import (
+    decode,
+    decode_call,
+    decode_error,
+    decode_result,
+    encode,
+    encode_error,
+    encode_failure,
+    encode_result,
+    waiting_commands,
+)
 from tests.unit.wire.calls import same
 
 
@@ -57,3 +75,61 @@ DEEP = b"\x91" * 100_000 + b"\xc0"  # lists in lists
 def test_call_that_cannot_be_decoded_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(BadRequest, match="cannot decode the request as Enqueue"):
         decode_call(body, Enqueue)
+
+
+# -- the native wire -------------------------------------------------------------------------------------------------
+
+
+def test_no_result_is_an_empty_body() -> None:
+    assert encode_result(None) == b""
+    assert decode_result(b"", PauseTopic) is None
+    assert decode_result(memoryview(encode_result(Count(3))), Purge) == Count(3)
+    with pytest.raises(msgspec.DecodeError):
+        decode_result(b"", Purge)
+
+
+def test_error_survives_with_its_code() -> None:
+    error = decode_error(encode_error(LeaseLost([5], "jobs")))
+    assert same(error, LeaseLost([5], "jobs"))
+    assert str(decode_error(encode_failure("INTERNAL", "see the log"))) == "see the log"
+
+
+def test_feeds_and_calls_that_wait_count_as_waiting() -> None:
+    assert waiting_commands() >= {0x20, 0x56, 0x60, 0x71, 0x73, 0x74}
+    assert not waiting_commands() & {0x10, 0x11, 0x21}
+
+
+def test_columns_of_the_log_are_packed() -> None:
+    columns = {
+        "ids": np.arange(1000) + (1 << 60),
+        "big_endian": np.arange(3, dtype=">i4"),
+        "inner": {"flags": np.ones(2, dtype="u1"), "names": ["a", "b"]},
+        "count": np.int64(4),
+        "texts": ["x", None],
+    }
+    event = LogEvent(kind="leased", offset=0, row_count=1, columns=columns)
+    frame = LogFrame(topic="jobs", partition=0, unit=1, offset=0, row_count=1, time_ms=5, wall_ms=6, events=[event])
+    data = encode_result(frame)
+    assert columns["ids"].astype("<i8").tobytes() in data  # type: ignore[attr-defined]
+    again = decode_result(data, ReadLog).events[0].columns
+    assert again["ids"].tolist() == columns["ids"].tolist()  # type: ignore[attr-defined]
+    assert again["big_endian"].tolist() == [0, 1, 2]
+    assert again["inner"]["flags"].dtype == np.uint8
+    assert (again["inner"]["names"], again["count"], again["texts"]) == (["a", "b"], 4, ["x", None])
+
+
+async def test_items_of_every_feed_survive(tmp_path: Path) -> None:
+    feeds = [ReadLog("jobs"), ReadUnits("jobs", 0, 1 << 40), PinState("jobs"), Replay("jobs")]
+    async with heapline.open(tmp_path) as broker:
+        await broker.create_topic("jobs", streams=True)
+        await broker.enqueue_batch("jobs", [Outgoing(b"a", key="k", headers={"h": "v"}), Outgoing(b"b", delay=60)])
+        await broker.ack(await broker.pop("jobs"))
+        for feed in feeds:
+            items = [item async for item in broker.stream(feed)]
+            assert items, feed
+            for item in items:
+                again = decode_result(encode_result(item), type(feed))
+                assert same(encode_result(again), encode_result(item))
+                assert isinstance(again, type(item))
+                if isinstance(item, LogFrame):
+                    assert all(map(same, again.events, item.events))

@@ -107,3 +107,29 @@ def test_paths_of_the_server_are_not_described(error: HeaplineError) -> None:
     assert "/srv" not in json.dumps(described)
     assert type(error_codes.rebuild(described)) is type(error)
     assert "00000001.seg" in described["text"] or "catalog" in described["text"]
+
+
+@pytest.mark.parametrize(
+    ("error", "http", "grpc"),
+    [
+        (errors.TopicNotFound("jobs"), "create it with POST /v1/heaps", "create it with MakeHeap"),
+        (errors.TopicExists("update_topic", ["k"]), "PATCH /v1/heaps/update_topic,", "UpdateHeapConfig,"),
+        (errors.ScheduleNotFound("s"), "POST /v1/schedules", "CreateSchedule"),
+        (errors.GroupNotFound("jobs", "create_group"), "POST /v1/heaps/jobs:groups,", "CreateGroup,"),
+        (errors.Unsupported("Purge", "queue"), "GET /v1/describe", "Describe"),
+    ],
+)
+def test_advice_fits_the_interface_and_is_python_again_for_a_python_client(
+    error: errors.HeaplineError, http: str, grpc: str
+) -> None:
+    described = error_codes.describe(error)
+    text = error_codes.advise(described, "http")
+    assert http in text
+    assert grpc in error_codes.advise(described, "grpc")
+    assert error_codes.advise({**described, "text": text}, "http", is_back=True) == str(error)
+
+
+def test_advice_of_an_error_without_its_facts_is_left_as_it_is() -> None:
+    newer = {"error": "TopicNotFound", "facts": {}, "text": "create it with create_topic('jobs')"}
+    assert error_codes.advise(newer, "http") == newer["text"]
+    assert error_codes.advise({**newer, "error": "NoSuchError"}, "grpc") == newer["text"]

@@ -352,11 +352,7 @@ arrays = st.sampled_from(["i8", "u8", "u4", "u2", "u1", "f8"]).flatmap(
 )
 values = st.recursive(
     scalars | arrays,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(st.text(), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
 

@@ -38,7 +38,6 @@ from tests.unit.wire.calls import ALL_CALLS, commands, results, same
 
 QUICK = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 STREAM_MESSAGES = {"PopStreamRequest", "SubscribeRequest", "SubscribeResponse", "Settle", "SettleResult"}
-STREAM_MESSAGES |= {"SessionRequest", "SessionCall", "SessionResponse", "SessionAnswer"}
 calls = pytest.mark.parametrize("kind", ALL_CALLS, ids=lambda kind: kind.__name__)
 
 

@@ -126,7 +126,7 @@ async def _baselines(plan: Plan, batch: int, bar: Progress) -> list[Measurement]
         work = asyncio.to_thread(fsynced_writes, plan.data or plan.scratch, name, plan.size, messages, seconds)
         found.append(await _with_progress(bar, name, work))
     if plan.data is None:
-        name = "bare gRPC calls"
+        name = "bare TCP calls"
         found.append(await _with_progress(bar, name, bare_calls(name, plan.size, plan.concurrency, seconds)))
     return found
 

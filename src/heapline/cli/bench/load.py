@@ -1,7 +1,7 @@
 """The loads of `heapline bench`, and the baselines that they are compared with.
 
 Each load uses an empty topic of the bench, through the client that users have. The baselines are fsynced writes to a
-file and bare gRPC calls, both on this machine: if the server runs on another one, they describe the client's side only.
+file and bare TCP calls, both on this machine: if the server runs on another one, they describe the client's side only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ NUMBER_BYTES = 8  # of a payload, which identify the message
 DELIVERIES_PER_SECOND = 100
 VISIBILITY = 60.0
 FILE_BYTES = 64 << 20  # of the baseline's file, which is allocated first and written in circles
-ECHO = "/heapline.bench.Echo/Call"
 ECHO_PROGRAM = "from heapline.cli.bench.load import run_echo_server; run_echo_server()"
 START_SECONDS = 30.0
 
@@ -288,20 +287,26 @@ def fsynced_writes(directory: Path, name: str, size: int, messages: int, seconds
 
 
 async def bare_calls(name: str, size: int, concurrency: int, seconds: float) -> Measurement:
-    """Call a gRPC server that returns its request."""
-    import grpc
-
+    """Call a TCP server that returns the bytes it receives, over one connection per coroutine."""
     drive, payload = Drive(seconds), os.urandom(size)
-    async with _echo_server() as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_unary(ECHO)
-        await call(payload, wait_for_ready=True, timeout=START_SECONDS)
+    async with _echo_server() as port, contextlib.AsyncExitStack() as stack:
+        idle = [await _open_echo(stack, port) for _ in range(concurrency)]
 
         async def turn() -> int:
-            await call(payload)
+            reader, writer = idle.pop()
+            writer.write(payload)
+            await reader.readexactly(size)
+            idle.append((reader, writer))
             return 1
 
         await drive.run(turn, concurrency)
     return Measurement(name, drive.messages, drive.seconds, drive.samples, "call", is_baseline=True)
+
+
+async def _open_echo(stack: contextlib.AsyncExitStack, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    stack.callback(writer.close)
+    return reader, writer
 
 
 @contextlib.asynccontextmanager
@@ -321,20 +326,21 @@ async def _echo_server() -> AsyncIterator[int]:
 
 def run_echo_server() -> None:
     """Serve until stdin is closed. Print the port first."""
-    import grpc
-
-    async def call(request: bytes, context: Any) -> bytes:
-        return request
 
     async def serve() -> None:
-        service, _, method = ECHO.strip("/").rpartition("/")
-        server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
-        handler = grpc.unary_unary_rpc_method_handler(call)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        print(port, flush=True)
+        server = await asyncio.get_running_loop().create_server(_Echo, "127.0.0.1", 0)
+        print(server.sockets[0].getsockname()[1], flush=True)
         await asyncio.to_thread(sys.stdin.buffer.read)
-        await server.stop(None)
+        server.close()
 
     run_fast(serve())
+
+
+class _Echo(asyncio.Protocol):
+    """Sends back what it receives."""
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(data)

@@ -31,7 +31,8 @@ from heapline.cli.main import CommandGroup
 from heapline.cli.options import JsonOption, YesOption, takes
 from heapline.cli.output import json_line, make_console, print_json, progress_bar, some
 from heapline.contract.errors import BadRequest
-from heapline.journal import Disk, RealDisk, repair
+from heapline.journal import Disk, RealDisk
+from heapline.journal.verify import repair
 
 T = TypeVar("T")
 PathArgument = Annotated[

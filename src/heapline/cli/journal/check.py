@@ -31,12 +31,12 @@ from heapline.cli.output import count, facts_table, size, some
 from heapline.contract.errors import CorruptionError, JournalCorrupt, SnapshotCorrupt
 from heapline.contract.ids import to_ulid
 from heapline.core.events import KIND_NAMES, Acked, BatchPrepared, Enqueued, decode_events
-from heapline.journal import Damage, Disk, Report, Unit, verify
+from heapline.journal import Disk, Unit
 from heapline.journal.index import parse_index
 from heapline.journal.log_bounds import read_watermark, watermark_path
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import index_path, numbered, segment_path
-from heapline.journal.verify import Cut, find_good_part, record_damage, salvage
+from heapline.journal.verify import Cut, Damage, Report, find_good_part, record_damage, salvage, verify
 
 RECORD_ADVICE = "this message is never delivered, all others are; restore a backup to recover it"
 JOURNAL_ADVICE = "restore a backup, or give up everything after the damage with: heapline journal repair"

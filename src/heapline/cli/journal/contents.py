@@ -289,8 +289,10 @@ def _frame_rows(frame: LogFrame, selection: Selection) -> Iterator[Row]:
             yield row
 
 
-#: Columns of group events that describe the event, with any number of entries, and not its rows.
-_NOT_BY_ROW = frozenset(("starts", "ends", "counts", "again", "members", "readers", "partitions", "owners", "targets"))
+#: Columns of events that describe the event, with any number of entries, and not its rows.
+_NOT_BY_ROW = frozenset(
+    ("starts", "ends", "counts", "again", "members", "readers", "partitions", "owners", "targets", "parts")
+)
 
 
 def _row_fields(event: LogEvent, index: int) -> Row:

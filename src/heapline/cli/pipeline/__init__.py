@@ -209,7 +209,6 @@ def start_spark(master: str | None) -> Any:
     from heapline.spark import session
     from heapline.spark.session import NoJava
 
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     with make_console(stderr=True).status("starting Spark …"), _quiet_java():
         try:
             return session(master=master, app="heapline pipeline")

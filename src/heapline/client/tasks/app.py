@@ -32,8 +32,8 @@ TOPIC = "tasks"
 class App:
     """`app = heapline.App()`, then `@app.task(topic=…)`.
 
-    `target` is a server (`"heaplines://queue:7400"`, `"localhost:7400"`), a directory (`"./data"`, any Path) that this
-    process alone has open, a broker (in tests), or None for the server and key that the environment names
+    `target` is a server (`"localhost:7400"`, `"heapline+tls://queue:7400"`), a directory (`"./data"`, any Path) that
+    this process alone has open, a broker (in tests), or None for the server and key that the environment names
     (HEAPLINE_URL, HEAPLINE_API_KEY_FILE). Topics that do not exist are created, with the settings given in `topics`.
     """
 

@@ -12,13 +12,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 from heapline.client.connect import TARGET, URL, connect, connect_from_env
 from heapline.contract.broker import Broker
-from heapline.contract.errors import BadRequest
 
 T = TypeVar("T")
 Target = str | os.PathLike[str] | Broker | None
@@ -32,7 +30,7 @@ class Home:
         if not (target is None or isinstance(target, str | os.PathLike) or hasattr(target, "enqueue_batch")):
             raise TypeError(f"target of an App must be a server, a directory or a broker, got {target!r}")
         if api_key is not None and (not isinstance(target, str) or directory_of(target) is not None):
-            raise ValueError('api_key needs the server that it is for; write App("heaplines://host", api_key=…)')
+            raise ValueError('api_key needs the server that it is for; write App("heapline+tls://host", api_key=…)')
         self.given = None if target is None or isinstance(target, str | os.PathLike) else target
         self.directory = directory_of(target)
         self._url = target if isinstance(target, str) and self.directory is None else None
@@ -183,8 +181,6 @@ def directory_of(target: Any) -> Path | None:
 
 def make_client(url: str | None, api_key: str | None = None) -> Any:
     """Return a client for a server, or for the one that the environment names if `url` is None."""
-    if find_spec("grpc") is None:
-        raise BadRequest("a client needs gRPC, which is not installed; run pip install 'heapline[client]'")
     return connect_from_env() if url is None else connect(url, api_key=api_key)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from heapline.contract.config import Backoff
-from heapline.core.retry import backoff_ms
 
 REASON_CHARACTERS = 500
 Delay = Backoff | float | None  # None: the topic's backoff
@@ -134,7 +133,11 @@ def check_delay(where: str, delay: Any) -> None:
 
 
 def _seconds(delay: Delay, attempts: int, jitter_unit: float) -> float | None:
-    return backoff_ms(delay, attempts, jitter_unit) / 1000 if isinstance(delay, Backoff) else delay
+    if not isinstance(delay, Backoff):
+        return delay
+    from heapline.core.retry import backoff_ms  # loads numpy, which a worker without such a rule does not need
+
+    return backoff_ms(delay, attempts, jitter_unit) / 1000
 
 
 def _classes(where: str, given: Any) -> list[type[BaseException]]:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
+from heapline.client.target import ClientTls
 from heapline.client.transports.transport import Transport, closed, seconds_left
 from heapline.contract.call import HERE, Command, Context, Feed
 from heapline.contract.errors import DeadlineExceeded, HeaplineError, UnavailableError, Unsupported
@@ -26,9 +27,18 @@ _error_decoder = msgspec.json.Decoder(ErrorResponse)
 class HttpBroker(Transport):
     """`async with HttpBroker("http://localhost:7480", credential="Bearer …") as broker: …`"""
 
-    def __init__(self, url: str, *, credential: str | None = None, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        credential: str | None = None,
+        timeout: float | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
         super().__init__()
         self._url, self._credential, self._timeout = url, credential, timeout
+        # Loading certificates takes longer than many calls.
+        self._verify = False if url.startswith("http://") else (tls or ClientTls()).context()
         self._client_or_none: httpx.AsyncClient | None = None
 
     def open(self) -> None:
@@ -36,7 +46,7 @@ class HttpBroker(Transport):
             base_url=self._url,
             headers={} if self._credential is None else {"authorization": self._credential},
             limits=_LIMITS,
-            verify=not self._url.startswith("http://"),  # loading certificates takes longer than many calls
+            verify=self._verify,
             trust_env=False,
             follow_redirects=False,
         )
@@ -46,6 +56,10 @@ class HttpBroker(Transport):
         client, self._client_or_none = self._client_or_none, None
         if client is not None:
             await client.aclose()
+
+    async def renew(self, credential: str) -> None:
+        self._credential = credential
+        self._client.headers["authorization"] = credential
 
     @property
     def _client(self) -> httpx.AsyncClient:

@@ -10,40 +10,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from heapline.client import message_rows
 from heapline.contract.broker import Broker
 from heapline.contract.call import HERE, Command, Context
-from heapline.contract.errors import Closed, ConfirmationNeeded, HeaplineError
-from heapline.contract.groups import GroupFetch
+from heapline.contract.columns import part
+from heapline.contract.errors import Closed, ConfirmationNeeded, DeadlineExceeded, HeaplineError
 from heapline.contract.leases import LeaseKeys, Pop, Release
 from heapline.contract.messages import EnqueueBatch, EnqueuedBatch
 from heapline.owned_tasks import OwnedTasks
 
 R = TypeVar("R")
+NO_KEY = (
+    "the server requires an API key; pass api_key=… to heapline.connect, or name a file with the key in "
+    "HEAPLINE_API_KEY_FILE. The first admin key is in admin.key in the server's data directory"
+)
 CLOSE_SECONDS = 5.0  # for tasks that still return leases when their broker closes
 BATCH_BYTES = 16 << 20  # of payloads in one request; larger batches that need not be atomic are sent in pieces
-
-
-class PopStream(msgspec.Struct, frozen=True):
-    """Messages as they become ready, one per credit. Ends when the credits end. Its items are `Leased`."""
-
-    start: Pop
-    credits: AsyncIterator[int]
-
-
-class RowStream(msgspec.Struct, frozen=True):
-    """Rows for a member of a group, one per credit. Its items are `FetchedRows`."""
-
-    open: GroupFetch
-    credits: AsyncIterator[int]
 
 
 class LeaseReturn(OwnedTasks):
@@ -91,6 +80,10 @@ class Transport(Broker):
         """Be ready for calls. Connects when the first call is made."""
         raise NotImplementedError
 
+    async def renew(self, credential: str) -> None:
+        """Use another credential of the same caller from now on, on open connections too."""
+        raise NotImplementedError
+
     async def _request(self, command: Command[R], context: Context) -> R:
         """Make one request."""
         raise NotImplementedError
@@ -121,15 +114,15 @@ class Transport(Broker):
         messages, results = command.messages, []
         half = len(messages) // 2
         for start, end in ((0, half), (half, len(messages))):
-            results.append(await self.do(replace(command, messages=message_rows.part(messages, start, end)), context))
+            results.append(await self.do(replace(command, messages=part(messages, start, end)), context))
         return message_rows.join_results(results)
 
     async def _pop(self, command: Pop, context: Context) -> Any:
-        """Give the pop a request id, so that its leases can be found if it is cancelled."""
+        """Give the pop a request id, so that its leases can be found if its caller gives up."""
         command = replace(command, request_id=f"{self._name}-{next(self._pops)}")
         try:
             return await self._request(command, context)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, DeadlineExceeded):
             self._leases.abandon(command)
             raise
 

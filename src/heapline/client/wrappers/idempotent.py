@@ -20,7 +20,7 @@ from heapline.client import message_rows
 from heapline.client.backoff import pauses
 from heapline.client.transports.transport import BATCH_BYTES
 from heapline.contract.call import HERE, Command, Context, Feed
-from heapline.contract.columns import pack
+from heapline.contract.columns import pack, part, pick
 from heapline.contract.config import PASSING, canonical_topic
 from heapline.contract.errors import (
     ConflictError,
@@ -97,10 +97,8 @@ class _Producer:
         count = len(messages.payloads)
         if not atomic and count > 1 and message_rows.size(messages) > BATCH_BYTES:
             half = count // 2
-            first = await self._enqueue_part(message_rows.part(messages, 0, half), context)
-            return message_rows.join_results(
-                [first, await self._enqueue_part(message_rows.part(messages, half, count), context)]
-            )
+            first = await self._enqueue_part(part(messages, 0, half), context)
+            return message_rows.join_results([first, await self._enqueue_part(part(messages, half, count), context)])
         name, line = self._name, self._line
         first_seq, answered_below = line.take(count)
         try:
@@ -193,7 +191,7 @@ class _Producer:
             return result
         if self._name == name:
             self._rename()
-        again = await self.enqueue(message_rows.pick(messages, rows), atomic, context, is_renamed=True)
+        again = await self.enqueue(pick(messages, rows), atomic, context, is_renamed=True)
         return message_rows.replace_results(result, rows, again)
 
 

@@ -11,6 +11,7 @@ been executed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
@@ -19,7 +20,6 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from heapline.client import message_rows
 from heapline.client.backoff import (
     IN_DOUBT,
     UNSENT,
@@ -32,7 +32,7 @@ from heapline.client.backoff import (
 )
 from heapline.client.transports.transport import LeaseReturn, Transport, closed
 from heapline.contract.call import HERE, Command, Context, Feed, Repeat
-from heapline.contract.columns import unpack
+from heapline.contract.columns import pick, unpack
 from heapline.contract.errors import (
     Closed,
     DeadlineExceeded,
@@ -212,6 +212,12 @@ class Retrying:
             self._link = None
             self._turn += 1
 
+    async def renew(self, credential: str) -> None:
+        """Renew the credential of the current connections. Connections that are opened later get it from `connect`."""
+        for link in list(self._links):
+            with contextlib.suppress(UnavailableError):  # broken: the next call opens another one
+                await link.transport.renew(credential)
+
     async def close(self) -> None:
         self._is_closed = True
         self._link = None
@@ -271,7 +277,7 @@ async def _renewed(retrying: Retrying, command: Pop, context: Context, outcome: 
     m = replace(m, deadline_ms=extended.deadline_ms)
     if extended.lost:
         held = [row for row, deadline in enumerate(unpack(extended.deadline_ms)) if deadline >= 0]
-        m = message_rows.pick(m, held) if held else None
+        m = pick(m, held) if held else None
     return replace(outcome, messages=m)
 
 

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from heapline.core.entries import LEASED, Entries, Replay
+from heapline.core.entries import LEASED, Entries, Replay, counted
 from heapline.core.events import EMPTY, I64
 from heapline.core.fairness.keys import NO_KEY
 from heapline.core.fairness.turns import FairShare
@@ -128,8 +128,11 @@ class FairEntries:
 
     # -- leases ----------------------------------------------------------------------------------------------------
 
-    def take_ready(self, ids: I64) -> tuple[I64, I64]:
-        """Take exactly these messages off the heap; before them are only stale entries and blocked messages."""
+    def take_ready(self, ids: I64, attempts: bytes) -> tuple[list[int], list[int]]:
+        """Take exactly these messages off the heap; before them are only stale entries and blocked messages.
+
+        Return their keys, and their positions with these attempts.
+        """
         clean = not self._entries.stale
         rows = self._entries.heap.pop(len(ids))
         if not (clean and np.array_equal(rows.ids, ids)):
@@ -137,7 +140,7 @@ class FairEntries:
         self.share.advance(rows.keys)
         if self.share.limit:
             self.share.leased(self._entries.hashes_of(ids))
-        return rows.keys, rows.positions
+        return rows.keys.tolist(), counted(rows.positions, attempts)
 
     def _take_among(self, rows: Rows, ids: I64) -> Rows:
         """Take these messages, past those of blocked keys. `rows` were already popped."""

@@ -188,6 +188,27 @@ class RunHeap:
             del self._block[-taken or len(self._block) :]
         return rows
 
+    def pop_few(self, n: int) -> list[Row]:
+        """Like `pop`, with tuples. Up to about eight rows cost less one by one than as columns."""
+        self._fill(n)
+        keys, ids, positions = self._front
+        start, self._at = self._at, min(self._at + n, self._end)
+        self._head = None
+        if self._block:
+            del self._block[start - self._at or len(self._block) :]
+        return [(keys.item(i), ids.item(i), positions.item(i)) for i in range(start, self._at)]
+
+    def nth(self, n: int) -> Row | None:
+        """Return the row that has n rows before it, or None if there are fewer."""
+        at = self._at + n
+        if self._singles or at >= self._end:
+            self._fill(n + 1)
+            at = self._at + n
+            if at >= self._end:
+                return None
+        keys, ids, positions = self._front
+        return keys.item(at), ids.item(at), positions.item(at)
+
     def pop_one(self) -> tuple[int, int, int] | None:
         """Remove and return the first row, (key, id, position), or None if there is none."""
         block, singles = self._block, self._singles

@@ -29,7 +29,6 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from heapline.contract.cron import never
 from heapline.contract.errors import BadRequest, ResourceExhausted, ScheduleNotFound
 from heapline.contract.message import Outgoing, from_ms
 from heapline.contract.schedules import Schedule, ScheduleInfo, check_schedule, schedule_name, short
@@ -260,6 +259,8 @@ class Book:
     def _begin(self, schedule: Schedule, anchor: int, done: int, now: int) -> ScheduleSet:
         if Timetable(schedule, anchor).next_fire(done) is None:
             if schedule.cron is not None and schedule.starts_ms is schedule.ends_ms is None:
+                from heapline.contract.cron import never  # loads time zones, which few processes need
+
                 raise never(schedule.cron)
             raise BadRequest("the schedule never fires: no firing is between now, starts and ends; change them")
         return self._done(ScheduleSet(schedule, self._incarnations + 1, anchor, done, now))

@@ -14,10 +14,12 @@ scheduler was not running (or the clock was set forward), and `misfire` decides 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from heapline.contract.cron import CronTimes, cron_times
 from heapline.contract.schedules import Schedule
+
+if TYPE_CHECKING:
+    from heapline.contract.cron import CronTimes
 
 
 class Owed(NamedTuple):
@@ -33,6 +35,8 @@ class Timetable:
         self._schedule = schedule
         self._cron: CronTimes | None = None
         if schedule.cron is not None:
+            from heapline.contract.cron import cron_times  # loads time zones, which few processes need
+
             self._cron = cron_times(schedule.cron, schedule.tz)
         else:
             self._every = schedule.every_ms or 1

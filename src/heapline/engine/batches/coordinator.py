@@ -26,7 +26,9 @@ there, it is applied then.
 *Sinks.* A commit with a sink and a version that is not above the sink's last is a no-op: it drops the parts prepared
 under its batch id and returns what the first commit returned. The version is checked while this commit is the only one
 of that sink, and the decision itself contains it. So of two concurrent commits of the same version, whatever their
-batch ids and parts, one is applied, even if the power is cut between them.
+batch ids and parts, one is applied, even if the power is cut between them. A prepare that names its sink and version is
+checked in the same way. So an attempt that outlives its batch leaves no parts behind, even if the decision of that
+batch is forgotten.
 
 *Abort* needs no decision. Dropping parts makes nothing visible, so topics can drop them at different times: a crash
 halfway leaves an undecided batch, and a commit that names a dropped part fails as a whole. Only a commit excludes an
@@ -126,6 +128,8 @@ class BatchCoordinator:
         part: str,
         shares: Mapping[TopicRunner, Columns],
         identity: Identity | None,
+        sink: str = "",
+        version: int = -1,
         *,
         quietly: bool = False,
     ) -> dict[TopicRunner, list[Enqueued]]:
@@ -140,18 +144,19 @@ class BatchCoordinator:
         for runner, call in calls.items():
             prepared_share.check_share_bytes(call, name, runner.loaded.topic.config, runner.name)
         await self._settle()
-        self._refuse_decided(batch_id)
+        check = partial(self._refuse_late, batch_id, sink, version)
+        check()
         # Topics that hold the part come first: a different part of the same name is refused before it is written
         # anywhere.
         there = {runner for runner in calls if prepared_share.shares_of(runner.loaded.topic, batch_id, part)}
-        answers = await self._prepare_in(name, {r: call for r, call in calls.items() if r in there})
-        return answers | await self._prepare_in(name, {r: call for r, call in calls.items() if r not in there})
+        answers = await self._prepare_in(name, {r: call for r, call in calls.items() if r in there}, check)
+        return answers | await self._prepare_in(name, {r: call for r, call in calls.items() if r not in there}, check)
 
     async def _prepare_in(
-        self, name: PartName, calls: Mapping[TopicRunner, EnqueueCall]
+        self, name: PartName, calls: Mapping[TopicRunner, EnqueueCall], check: Callable[[], None]
     ) -> dict[TopicRunner, list[Enqueued]]:
         answers = await asyncio.gather(
-            *(runner.bring(partial(self._prepare, runner, name, call)) for runner, call in calls.items()),
+            *(runner.bring(partial(self._prepare, runner, name, call, check)) for runner, call in calls.items()),
             return_exceptions=True,
         )
         for answer in answers:
@@ -159,9 +164,21 @@ class BatchCoordinator:
                 raise answer
         return dict(zip(calls, answers, strict=True))  # type: ignore[arg-type]
 
-    def _prepare(self, runner: TopicRunner, name: PartName, call: EnqueueCall, now: Now) -> list[Enqueued]:
-        self._refuse_decided(name.batch_id)  # it may have been decided since this call began
+    @staticmethod
+    def _prepare(
+        runner: TopicRunner, name: PartName, call: EnqueueCall, check: Callable[[], None], now: Now
+    ) -> list[Enqueued]:
+        check()  # the batch may have been decided since this call began
         return prepared_share.prepare(runner, name, call, now)
+
+    def _refuse_late(self, batch_id: str, sink: str, version: int) -> None:
+        """Raise BatchDecided if the batch, or its version of the sink, was committed."""
+        self._refuse_decided(batch_id)
+        last = self.decisions.last_of_sink(sink) if sink else None
+        if last is not None and version <= last.version:
+            raise BatchDecided(
+                batch_id, f"is version {version} of sink {sink!r}, and version {last.version} was committed"
+            )
 
     def _refuse_decided(self, batch_id: str) -> None:
         if self.decisions.get(batch_id) is not None:

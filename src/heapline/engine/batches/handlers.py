@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from heapline.contract import batches
-from heapline.contract.call import Context, Count, Page
+from heapline.contract.call import Context, Count, Page, page_by_name
 from heapline.contract.message import BatchInfo, SinkInfo
 from heapline.contract.messages import pack_enqueued
 from heapline.engine.columns import Columns
-from heapline.engine.handlers import handles, page_by_name
+from heapline.engine.handlers import handles
 from heapline.engine.messages import identity_of
 from heapline.engine.topics import TopicKeeper
 
@@ -22,7 +22,9 @@ async def prepare_batch(broker: TopicKeeper, command: batches.PrepareBatch, cont
     identity = identity_of(command)
     quietly = command.without_results and identity is None
     quietly = quietly and all(columns.tokens is None and columns.count for columns in shares.values())
-    answers = await broker.batches.prepare(command.batch_id, command.part, shares, identity, quietly=quietly)
+    answers = await broker.batches.prepare(
+        command.batch_id, command.part, shares, identity, *_version_of(command), quietly=quietly
+    )
     if command.without_results:
         return batches.Prepared()
     return batches.Prepared(
@@ -33,8 +35,11 @@ async def prepare_batch(broker: TopicKeeper, command: batches.PrepareBatch, cont
 @handles(batches.CommitBatch)
 async def commit_batch(broker: TopicKeeper, command: batches.CommitBatch, context: Context) -> Count:
     broker.check_open()
-    version = -1 if command.version is None else command.version
-    return Count(await broker.batches.commit(command.batch_id, command.parts, command.sink or "", version))
+    return Count(await broker.batches.commit(command.batch_id, command.parts, *_version_of(command)))
+
+
+def _version_of(command: batches.PrepareBatch | batches.CommitBatch) -> tuple[str, int]:
+    return command.sink or "", -1 if command.version is None else command.version
 
 
 @handles(batches.AbortBatch)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heapline.contract.call import Page
+from heapline.contract.call import Page, cursor_of, read_cursor
 from heapline.contract.config import GroupConfig, make_group_config
 from heapline.contract.errors import BadRequest, GroupExists, ResourceExhausted
 from heapline.contract.message import from_ms
@@ -24,7 +24,6 @@ from heapline.core.groups.offsets import GroupOffsets
 from heapline.core.now import Now
 from heapline.core.record import size_bound
 from heapline.engine.groups.start_offsets import Start, check_place, is_there, resolve
-from heapline.engine.handlers import cursor_of, read_cursor
 from heapline.engine.lookup import Record
 from heapline.engine.runner import TopicRunner
 

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from heapline.contract import groups
-from heapline.contract.call import Context, Count, Page
+from heapline.contract.call import Context, Count, Page, page_by_name
 from heapline.contract.check import fail
 from heapline.contract.columns import pack
 from heapline.contract.errors import DeliveryLost
 from heapline.contract.groups import pack_batch
 from heapline.contract.stream import GroupDeadLetter, GroupInfo
+from heapline.contract.topics import given
 from heapline.engine.groups import admin
 from heapline.engine.groups.member_calls import FetchCall, SettleCall
-from heapline.engine.handlers import handles, page_by_name
-from heapline.engine.topic_calls import given
+from heapline.engine.handlers import handles
 from heapline.engine.topics import TopicKeeper
 
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from heapline.assign import Partition, WeightedConsistentHashStrategy
 from heapline.contract.errors import GroupNotFound, MemberReplaced
 
 _REPLACED_MAX = 64  # replaced sessions remembered per name
 _ENDED_MAX = 4096  # sessions remembered after their group was deleted
-_strategy = WeightedConsistentHashStrategy()
 
 
 class Sessions:
@@ -80,7 +78,9 @@ def assign(
     members: Sequence[str], partitions: Sequence[int], shares: Mapping[str, Sequence[int]]
 ) -> dict[str, list[int]]:
     """Assign each partition to one of the members."""
+    from heapline.assign import Partition, WeightedConsistentHashStrategy  # few brokers have groups with members
+
     known = {number: Partition((str(number),)) for number in partitions}
     before = {member: [known[p] for p in share if p in known] for member, share in shares.items()}
-    after = _strategy.assign(members, list(known.values()), before)
+    after = WeightedConsistentHashStrategy().assign(members, list(known.values()), before)
     return {member: sorted(int(partition.keys[0]) for partition in share) for member, share in after.items()}

@@ -14,12 +14,12 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from heapline.contract import replays
-from heapline.contract.call import Context, Page
+from heapline.contract.call import Context, Page, page_by_name
 from heapline.contract.check import instant_to_ms
 from heapline.contract.errors import BadRequest, UnavailableError
 from heapline.contract.groups import pack_batch
 from heapline.contract.stream import ReplayInfo
-from heapline.engine.handlers import feeds, handles, page_by_name
+from heapline.engine.handlers import feeds, handles
 from heapline.engine.replays.job_runner import rows_within
 from heapline.engine.replays.jobs import FOLDER, load, make_folder, save, to_its_end
 from heapline.engine.replays.reader import Pace, Reading

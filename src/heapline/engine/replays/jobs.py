@@ -18,8 +18,8 @@ import re
 from typing import Literal, TypeVar
 
 import msgspec
-from crc32c import crc32c
 
+from heapline.checksum import crc32c
 from heapline.contract.errors import CorruptionError, UnknownFormat
 from heapline.contract.message import from_ms
 from heapline.contract.stream import ReplayInfo

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from heapline.contract import schedules
-from heapline.contract.call import Context, Page
+from heapline.contract.call import Context, Page, cursor_of, read_cursor
 from heapline.contract.schedules import ScheduleInfo
-from heapline.engine.handlers import cursor_of, handles, read_cursor
+from heapline.engine.handlers import handles
 from heapline.engine.topics import TopicKeeper
 
 

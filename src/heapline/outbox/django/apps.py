@@ -1,5 +1,12 @@
-"""The Django app that "heapline.outbox.django" in INSTALLED_APPS names."""
+"""The app's name for Django."""
 
-from heapline.client.outbox.django.apps import HeaplineOutbox
+from __future__ import annotations
 
-__all__ = ["HeaplineOutbox"]
+from django.apps import AppConfig
+
+
+class HeaplineOutbox(AppConfig):
+    name = "heapline.outbox.django"
+    label = "heapline_outbox"
+    verbose_name = "Heapline outbox"
+    default_auto_field = "django.db.models.BigAutoField"

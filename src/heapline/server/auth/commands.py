@@ -15,7 +15,7 @@ from typing import Any
 from heapline.contract import admin
 from heapline.contract.errors import BadRequest
 from heapline.contract.message import from_ms
-from heapline.server.auth.guard import DirectoryGuard
+from heapline.server.auth.guard import StoreGuard
 from heapline.server.auth.principals import Guard, Principal, check_included, parse_scope
 from heapline.server.auth.secret import Secret
 from heapline.server.auth.store import KeyRecord, UserRecord, parse_scopes
@@ -29,8 +29,8 @@ class AuthCommands:
         self._guarded = guard
 
     @property
-    def _guard(self) -> DirectoryGuard:
-        if not isinstance(self._guarded, DirectoryGuard):
+    def _guard(self) -> StoreGuard:
+        if not isinstance(self._guarded, StoreGuard):
             raise BadRequest("this server runs without authentication and has neither keys nor users")
         return self._guarded
 
@@ -111,7 +111,7 @@ def _check_included(caller: Principal, scopes: Sequence[str]) -> None:
     check_included(caller, [parse_scope(scope) for scope in scopes])
 
 
-def _key(guard: DirectoryGuard, record: KeyRecord) -> admin.KeyInfo:
+def _key(guard: StoreGuard, record: KeyRecord) -> admin.KeyInfo:
     return admin.KeyInfo(
         id=record.id,
         name=record.name,

@@ -1,6 +1,6 @@
-"""The guard of a data directory: recognizes API keys and tokens; creates the first admin key.
+"""The guard of a store of keys and users: recognizes API keys and tokens; creates the first admin key.
 
-The admin key is created when a server first starts on a directory. It is in `admin.key` (0600), where the command line
+The admin key is created when a server first starts on a store. It is in `admin.key` (0600), where the command line
 on the same machine finds it, and is shown and logged nowhere. The file is written before the store that holds its hash,
 so a crash between the two leaves a file that the next start replaces, and never a key that is lost. The store
 remembers that there was one: neither deleting the file nor revoking the key creates another.
@@ -17,18 +17,20 @@ from typing import TypeVar
 import msgspec
 
 from heapline.clock import Clock, SystemClock
-from heapline.contract.errors import BadRequest, HeaplineError, Unauthenticated
+from heapline.contract.errors import BadRequest, HeaplineError, Unauthenticated, UnavailableError
 from heapline.journal.disk import Disk
 from heapline.logs import Log
 from heapline.server.auth.keys import KeyRing, Keys, with_key
 from heapline.server.auth.passwords import AT_ONCE, Argon2id, Hasher
 from heapline.server.auth.principals import Principal, derive_secret
-from heapline.server.auth.secret import PrivateDisk, Secret, refuse_readable_by_others
+from heapline.server.auth.secret import PrivateDisk, Secret, SessionToken, refuse_readable_by_others
+from heapline.server.auth.shared_store import SharedDocument, SharedStore
 from heapline.server.auth.store import ADMIN_KEY_FILE, AuthFile, AuthStore, DirectoryStore, KeyRecord, key_id_of
-from heapline.server.auth.users import Sessions, Users
+from heapline.server.auth.users import TOKEN_MS, Sessions, Users
 
 ADMIN_SCOPE = "*:produce,consume,admin"
 CREDENTIAL_MAX = 4096
+CLOSE_SECONDS = 2.0
 NO_CREDENTIAL = (
     "no credential was sent; send `authorization: Bearer <API key or token>`. The first admin key is in admin.key in "
     "the server's data directory"
@@ -37,25 +39,18 @@ log = Log(__name__)
 T = TypeVar("T")
 
 
-class DirectoryGuard:
-    """A `Guard`. Creating it blocks on the disk and on Argon2; use the rest from one event loop."""
+class StoreGuard:
+    """A `Guard`. Creating it blocks on the store and on Argon2; use the rest from one event loop."""
 
-    def __init__(
-        self,
-        directory: str | Path,
-        *,
-        clock: Clock | None = None,
-        disk: Disk | None = None,
-        hasher: Hasher | None = None,
-    ) -> None:
+    def __init__(self, store: AuthStore, hasher: Hasher | None = None, *, token_ms: int = TOKEN_MS) -> None:
         hasher = hasher or Argon2id()
-        self.store: AuthStore = DirectoryStore(disk or PrivateDisk(), str(directory), clock or SystemClock())
+        self.store = store
         self.keys = Keys(self.store, hasher)
         self.users = Users(self.store, hasher)
         ensure_admin_key(self.store, self.keys)
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="argon2")
         self._ring = KeyRing(self.store, hasher, self._pool)
-        self._sessions = Sessions(self.store, hasher, self._pool)
+        self._sessions = Sessions(self.store, hasher, self._pool, token_ms)
         self._writing: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
         self.on_login: Callable[[str, BaseException | None], None] | None = None  # receives every attempt
@@ -73,7 +68,7 @@ class DirectoryGuard:
             self._writing = asyncio.create_task(self._write_back())
         return principal
 
-    async def login(self, email: str, password: Secret) -> Secret:
+    async def login(self, email: str, password: Secret) -> SessionToken:
         try:
             token = await self._sessions.login(email, password)
         except BaseException as error:  # a client that disconnects has not logged in either
@@ -104,8 +99,10 @@ class DirectoryGuard:
         kind, _, name = principal.subject.partition(":")
         try:
             self.store.refresh()
+        except UnavailableError:  # for now: the caller may retry with the same credential
+            raise
         except (HeaplineError, OSError) as error:
-            log.error("cannot read auth.json; closing open streams", cause=type(error).__name__)
+            log.error("cannot read keys and users; closing open streams", cause=type(error).__name__)
             return False
         if kind == "key":
             now = self.store.key_principal(name)
@@ -115,6 +112,14 @@ class DirectoryGuard:
             return kind == "local"
         return now is not None and (now.scopes, now.token_epoch) == (principal.scopes, principal.token_epoch)
 
+    def why_unready(self) -> str | None:
+        """Return why no caller can be checked now, or None if they can."""
+        try:
+            self.store.refresh()
+        except (HeaplineError, OSError):
+            return "keys and users cannot be read"
+        return None
+
     async def _write_back(self) -> None:
         """Write the times of last use. A failure is only logged."""
         try:
@@ -122,11 +127,39 @@ class DirectoryGuard:
         except (HeaplineError, OSError) as error:
             log.warning("last use of keys not written; will retry", cause=type(error).__name__)
 
-    async def close(self) -> None:
+    async def _write_last(self) -> None:
         if self._writing is not None:
             await asyncio.wait([self._writing])
         await self._write_back()
+
+    async def close(self) -> None:
+        """Write the times of last use, if that does not take long: a stop must not wait for a store that is locked."""
+        writing = asyncio.create_task(self._write_last())
+        await asyncio.wait([writing], timeout=CLOSE_SECONDS)
+        if writing.cancel():
+            log.warning("last use of keys not written", cause="the store is busy")
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class DirectoryGuard(StoreGuard):
+    """The guard of a data directory."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+        hasher: Hasher | None = None,
+        token_ms: int = TOKEN_MS,
+    ) -> None:
+        store = DirectoryStore(disk or PrivateDisk(), str(directory), clock or SystemClock())
+        super().__init__(store, hasher, token_ms=token_ms)
+
+
+def shared_guard(document: SharedDocument, directory: str | Path, token_ms: int = TOKEN_MS) -> StoreGuard:
+    """Return the guard of keys and users that several servers share. Blocks; not on the event loop."""
+    return StoreGuard(SharedStore(document, PrivateDisk(), str(directory), SystemClock()), token_ms=token_ms)
 
 
 def _without_scheme(credential: str) -> str:
@@ -135,7 +168,7 @@ def _without_scheme(credential: str) -> str:
 
 
 def ensure_admin_key(store: AuthStore, keys: Keys) -> None:
-    """Create the first admin key of a directory, unless it was created before."""
+    """Create the first admin key of a store, unless it was created before."""
 
     def edit(file: AuthFile) -> AuthFile:
         if file.has_admin_key:

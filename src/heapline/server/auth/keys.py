@@ -125,8 +125,8 @@ class KeyRing:
         if digest in self._rejected:
             raise Unauthenticated(REJECTED)
 
-        def stored_hash() -> str | None:
-            record = self._store.refresh(now=True).keys.get(key_id)
+        async def stored_hash() -> str | None:
+            record = (await self._store.catch_up()).keys.get(key_id)
             return record.hash if record is not None and record.revoked_at is None else None
 
         if not await self._prover.prove(key_id, text, stored_hash, lambda: self._is_known(key_id, digest)):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
@@ -119,7 +119,7 @@ class Prover:
         self._matches_nothing = hasher.hash(secrets.token_urlsafe(32))
 
     async def prove(
-        self, name: str, secret: str, look_up: Callable[[], str | None], is_settled: Callable[[], bool]
+        self, name: str, secret: str, look_up: Callable[[], Awaitable[str | None]], is_settled: Callable[[], bool]
     ) -> bool:
         """Return whether `secret` matches the hash that `look_up` returns (None: the name does not exist).
 
@@ -134,7 +134,11 @@ class Prover:
                     return True
                 if not self._throttle.admit(name):
                     raise ResourceExhausted(f"the number of failed attempts with {self._what}", self._throttle.burst)
-                stored = look_up()
+                try:
+                    stored = await look_up()
+                except BaseException:
+                    self._throttle.succeeded(name)  # nothing was tried
+                    raise
                 # A caller that disconnects leaves its hash running; the size of the pool bounds those too.
                 loop = asyncio.get_running_loop()
                 hashed = stored or self._matches_nothing

@@ -107,7 +107,10 @@ class Guard(Protocol):
         """Return who sent this credential (`Bearer …` or an API key). Raise Unauthenticated if it is not valid."""
 
     def is_valid(self, principal: Principal) -> bool:
-        """Return False once the key is revoked, the token has expired, or the scopes have changed."""
+        """Return False once the key is revoked, the token has expired, or the scopes have changed.
+
+        Raise UnavailableError if that cannot be determined now.
+        """
 
     def secret(self, purpose: str) -> bytes:
         """Return a secret of 32 bytes for this purpose. Processes that share the keys share the secret."""

@@ -45,6 +45,16 @@ class Secret:
         raise TypeError("a secret cannot be pickled")
 
 
+class SessionToken(Secret):
+    """A token that replaces a password until it expires."""
+
+    __slots__ = ("expires_at",)
+
+    def __init__(self, text: str, expires_at: int) -> None:
+        super().__init__(text)
+        self.expires_at = expires_at  # wall ms
+
+
 def new_key() -> tuple[str, Secret]:
     """Return a new id and the complete key."""
     key_id = secrets.token_hex(8)

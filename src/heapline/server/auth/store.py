@@ -10,8 +10,8 @@ the old file or the new one. A server checks the file at most once per second (`
 that it has not verified. A missing or corrupt file is an error for every caller and never an empty store: if in doubt,
 no caller is admitted. Records of keys and users are never deleted, so an id never means two things.
 
-`AuthStore` is the seam: keys, users and the guard need no more than it says, so a cluster can keep the same document
-elsewhere.
+`AuthStore` is the seam: keys, users and the guard need no more than it says. `shared_store.py` keeps the same document
+in a place that several servers share.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
-from crc32c import crc32c
 
+from heapline.checksum import crc32c
 from heapline.clock import Clock
 from heapline.contract.errors import CorruptionError, DirectoryLocked, ResourceExhausted, UnknownFormat
 from heapline.journal.disk import Disk, Lock
@@ -87,6 +87,25 @@ def _with_checksum(text: bytes) -> bytes:
     return _CRC.sub(b'"crc32c": "%08x"' % crc32c(blank), blank, count=1)
 
 
+def encode(file: AuthFile) -> bytes:
+    return _with_checksum(msgspec.json.format(msgspec.json.encode(file), indent=1))
+
+
+def decode(raw: bytes, name: str, damaged: Callable[[str], CorruptionError]) -> AuthFile:
+    """Read what `encode` wrote. `damaged` makes the error of unreadable content from a detail."""
+    try:
+        version = msgspec.json.decode(raw, type=dict)["version"]
+        if version != VERSION:
+            raise UnknownFormat(name, version)
+        file = msgspec.json.decode(raw, type=AuthFile)
+    except (msgspec.MsgspecError, KeyError, UnicodeDecodeError):
+        # The cause may quote the file, so it must not appear in the traceback.
+        raise damaged("not the JSON that was written") from None
+    if not _CRC.search(raw) or _with_checksum(raw) != raw:
+        raise damaged("checksum does not match")
+    return file
+
+
 class AuthStore(Protocol):
     """The place where keys and users are stored."""
 
@@ -95,6 +114,9 @@ class AuthStore(Protocol):
 
     def refresh(self, *, now: bool = False) -> AuthFile:
         """Return the current state, following the changes of other processes."""
+
+    async def catch_up(self) -> AuthFile:
+        """Return the state as it is now, for a credential that this process has not verified."""
 
     def key_principal(self, key_id: str) -> Principal | None:
         """Return the principal of a key, or None if the key is unknown or revoked."""
@@ -109,6 +131,41 @@ class AuthStore(Protocol):
         """Remove what `write_admin_key` left, if it is the key with this id."""
 
 
+class Principals:
+    """The principals of a state's keys, made when first needed: the same object for as long as the state is the same,
+    because rights are checked on every call."""
+
+    def __init__(self, file: AuthFile) -> None:
+        self._file = file
+        self._known: dict[str, Principal] = {}
+
+    def of(self, key_id: str) -> Principal | None:
+        record = self._file.keys.get(key_id)
+        if record is None or record.revoked_at is not None:
+            return None
+        found = self._known.get(key_id)
+        if found is None:
+            found = self._known[key_id] = Principal(f"key:{key_id}", parse_scopes(record))
+        return found
+
+
+class AdminKeyFile:
+    """`admin.key` in a data directory."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk, self._directory, self._path = disk, directory, f"{directory}/{ADMIN_KEY_FILE}"
+
+    def write(self, key: Secret) -> None:
+        self._disk.write_file_atomic(self._path, key.reveal().encode() + b"\n")
+
+    def drop(self, key_id: str) -> None:
+        """Remove the file if it has the key with this id."""
+        with contextlib.suppress(FileNotFoundError):
+            if key_id_of(self._disk.read_file(self._path)) == key_id:
+                self._disk.unlink(self._path)
+                self._disk.fsync_dir(self._directory)
+
+
 class DirectoryStore:
     """The `AuthStore` of a data directory."""
 
@@ -119,7 +176,7 @@ class DirectoryStore:
         self._mutex = threading.Lock()  # held while the in-memory state is replaced
         self._raw: bytes | None = None
         self._checked_at = clock.boot_ms()
-        self._principals: dict[str, Principal] = {}
+        self._admin_key = AdminKeyFile(disk, directory)
         self.file = self._load(self._read())
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -134,23 +191,10 @@ class DirectoryStore:
 
     def _load(self, raw: bytes | None) -> AuthFile:
         """Decode the file and replace the in-memory state with it."""
-        self.file = self._decode(raw) if raw is not None else AuthFile()
+        self.file = decode(raw, self._path, self._damaged) if raw is not None else AuthFile()
         self._raw = raw
-        self._principals = {}
+        self._principals = Principals(self.file)
         return self.file
-
-    def _decode(self, raw: bytes) -> AuthFile:
-        try:
-            version = msgspec.json.decode(raw, type=dict)["version"]
-            if version != VERSION:
-                raise UnknownFormat(self._path, version)
-            file = msgspec.json.decode(raw, type=AuthFile)
-        except (msgspec.MsgspecError, KeyError, UnicodeDecodeError):
-            # The cause may quote the file, so it must not appear in the traceback.
-            raise self._damaged("not the JSON that was written") from None
-        if not _CRC.search(raw) or _with_checksum(raw) != raw:
-            raise self._damaged("checksum does not match")
-        return file
 
     def _damaged(self, detail: str) -> CorruptionError:
         return CorruptionError(
@@ -176,13 +220,10 @@ class DirectoryStore:
 
     def key_principal(self, key_id: str) -> Principal | None:
         """Return the principal of a key, or None if the key is unknown or revoked."""
-        record = self.file.keys.get(key_id)
-        if record is None or record.revoked_at is not None:
-            return None
-        found = self._principals.get(key_id)
-        if found is None:
-            found = self._principals[key_id] = Principal(f"key:{key_id}", parse_scopes(record))
-        return found
+        return self._principals.of(key_id)
+
+    async def catch_up(self) -> AuthFile:
+        return self.refresh(now=True)
 
     # -- changing --------------------------------------------------------------------------------------------------
 
@@ -196,7 +237,7 @@ class DirectoryStore:
                 after = edit(before)
                 if after is before and raw is not None:
                     return before
-                text = _with_checksum(msgspec.json.format(msgspec.json.encode(after), indent=1))
+                text = encode(after)
                 self.disk.write_file_atomic(self._path, text)
                 return self._load(text)
         finally:
@@ -213,14 +254,10 @@ class DirectoryStore:
     # -- the first admin key ---------------------------------------------------------------------------------------
 
     def write_admin_key(self, key: Secret) -> None:
-        self.disk.write_file_atomic(f"{self.directory}/{ADMIN_KEY_FILE}", key.reveal().encode() + b"\n")
+        self._admin_key.write(key)
 
     def drop_admin_key(self, key_id: str) -> None:
-        path = f"{self.directory}/{ADMIN_KEY_FILE}"
-        with contextlib.suppress(FileNotFoundError):
-            if key_id_of(self.disk.read_file(path)) == key_id:
-                self.disk.unlink(path)
-                self.disk.fsync_dir(self.directory)
+        self._admin_key.drop(key_id)
 
 
 def key_id_of(content: bytes) -> str | None:

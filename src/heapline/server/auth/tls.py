@@ -120,8 +120,8 @@ def _configuration(parts: PemParts) -> Any:
     return grpc.ssl_server_certificate_configuration(((parts.key, parts.certificate),), parts.client_ca)
 
 
-def http_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return the context of the HTTP port. Blocks on the disk; raises BadRequest if the files cannot be used."""
+def reloading_context(files: TlsFiles, interface: str) -> ssl.SSLContext:
+    """Return the context of a port. Blocks on the disk; raises BadRequest if the files cannot be used."""
     watched, context = WatchedFiles(files), ssl_context(files)
 
     def check_files(connection: ssl.SSLObject, name: str | None, given: ssl.SSLContext) -> None:
@@ -130,7 +130,7 @@ def http_context(files: TlsFiles) -> ssl.SSLContext:
                 ssl_context(files)  # tried on another context first: half a change would break the one in use
                 context.load_cert_chain(files.certificate, files.key)
                 connection.context = context  # for this connection too
-                log.info("new TLS certificate in use", interface="http")
+                log.info("new TLS certificate in use", interface=interface)
             except (BadRequest, OSError) as error:
                 log.error("new TLS certificate cannot be used; keeping the old one", cause=type(error).__name__)
 

@@ -22,7 +22,7 @@ import msgspec
 from heapline.contract.errors import BadRequest, Unauthenticated
 from heapline.server.auth.passwords import Allowance, Hasher, Prover, Throttle
 from heapline.server.auth.principals import Principal, parse_scope
-from heapline.server.auth.secret import Secret
+from heapline.server.auth.secret import Secret, SessionToken
 from heapline.server.auth.store import AuthFile, AuthStore, UserRecord, parse_scopes
 
 TOKEN_MS = 15 * 60_000
@@ -120,7 +120,7 @@ class Sessions:
         self._verified_by = store.file
         self._prover = Prover(hasher, Throttle(store.clock, BY_EMAIL, ALL_EMAILS), pool, "logins")
 
-    async def login(self, email: str, password: Secret) -> Secret:
+    async def login(self, email: str, password: Secret) -> SessionToken:
         """Return a token. A wrong password, an unknown and a disabled user get the same answer, at the same cost."""
         try:
             email = canonical_email(email)
@@ -130,25 +130,27 @@ class Sessions:
             raise Unauthenticated(LOGIN_REJECTED)
         if not await self._prover.prove(email, password.reveal(), lambda: self._hash_of(email), lambda: False):
             raise Unauthenticated(LOGIN_REJECTED)
-        record = self._store.refresh(now=True).users.get(email)
+        record = (await self._store.catch_up()).users.get(email)
         if record is None or record.disabled_at is not None:  # disabled while the hash was computed
             raise Unauthenticated(LOGIN_REJECTED)
         return self._token(record)
 
-    def _hash_of(self, email: str) -> str | None:
-        record = self._store.refresh(now=True).users.get(email)
+    async def _hash_of(self, email: str) -> str | None:
+        record = (await self._store.catch_up()).users.get(email)
         return record.hash if record is not None and record.disabled_at is None else None
 
-    def _token(self, record: UserRecord) -> Secret:
+    def _token(self, record: UserRecord) -> SessionToken:
         now = self._store.clock.wall_ms()
+        expires = (now + self._token_ms) // 1000
         claims = {
             "sub": record.email,
             "iat": now // 1000,
-            "exp": (now + self._token_ms) // 1000,
+            "exp": expires,
             "jti": secrets.token_urlsafe(12),
             "epoch": record.token_epoch,
         }
-        return Secret(jwt.encode(claims, bytes.fromhex(self._store.file.signing_secret), algorithm=ALGORITHM))
+        text = jwt.encode(claims, bytes.fromhex(self._store.file.signing_secret), algorithm=ALGORITHM)
+        return SessionToken(text, expires * 1000)
 
     def recognize(self, token: str) -> Principal:
         """Return the principal of a token.

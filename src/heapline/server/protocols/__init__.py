@@ -1,1 +1,1 @@
-"""The interfaces of a server: gRPC, HTTP and MQueue's API. Each turns its requests into commands for the dispatcher."""
+"""The interfaces of a server: native, gRPC, HTTP and MQueue. Each turns requests into commands for the dispatcher."""

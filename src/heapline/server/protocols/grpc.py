@@ -21,10 +21,10 @@ from heapline.logs import Log
 from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request
 from heapline.server.protocols.message_streams import PopStream, enqueue_stream
-from heapline.server.protocols.session import Session
 from heapline.server.protocols.subscribe_stream import Subscriptions
 from heapline.wire import error_codes
 from heapline.wire.descriptors import METHODS, Method
+from heapline.wire.frames.format import COMPRESS_MIN
 from heapline.wire.protobuf import AS_COLUMNS, request_of, response_of
 
 log = Log("heapline.server")
@@ -99,6 +99,8 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
                     answer = response_of(kind).pack(result, getattr(message, AS_COLUMNS, True))
                 if not is_known:
                     self._admitted(request)
+                if answer.ByteSize() > COMPRESS_MIN and self._dispatcher.compressed.has(request.topic):
+                    await _compress(context)
                 return answer
             except Exception as error:
                 if isinstance(error, Unauthenticated):
@@ -117,7 +119,16 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
                     message = _parse(method, data if type(data) is bytes else await _read(data, request))
                     feed, as_columns = request_of(kind).unpack(message), getattr(message, AS_COLUMNS, True)
                     self._admitted(request)
-                    await self._dispatcher.feed(feed, request, lambda item: context.write(codec.pack(item, as_columns)))
+                    is_first = True
+
+                    async def send(item: Any) -> None:
+                        nonlocal is_first
+                        if is_first and await self._dispatcher.compressed.ask(request.topic):
+                            await _compress(context)
+                        is_first = False
+                        await context.write(codec.pack(item, as_columns))
+
+                    await self._dispatcher.feed(feed, request, send)
             except Exception as error:
                 await _abort(context, error, request)
 
@@ -131,7 +142,7 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
                     self._gate.admit(request)
                     is_admitted = True
                     self._admitted(request)
-                    with self._gate.credentials.hold(request.caller):
+                    with self._gate.credentials.hold(request):
                         messages = (_parse(method, item) async for item in data)
                         answers = self._answers(method, messages, request, context)
                         async with contextlib.aclosing(answers):  # type: ignore[type-var]
@@ -151,8 +162,6 @@ class GrpcHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             return enqueue_stream(self._dispatcher, request, messages)
         if method.name == "PopStream":
             return PopStream(self._dispatcher, request, context.done).run(messages)
-        if method.name == "Session":
-            return Session(self._dispatcher, request).run(messages)
         assert method.name == "Subscribe"
         return self._subscriptions.open(self._dispatcher, request).run(messages)
 
@@ -169,6 +178,12 @@ def _register(method: Method, streams_in: bool, handle: Callable[..., Any]) -> A
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
+
+
+async def _compress(context: Any) -> None:
+    """Compress the answers of this call with gzip, if the client accepts that."""
+    context.set_compression(grpc.Compression.Gzip)
+    await context.send_initial_metadata(())  # gRPC announces it only here
 
 
 def _credential(headers: Any) -> tuple[Any, ...]:
@@ -218,7 +233,7 @@ async def _abort(context: Any, error: Exception, request: Request) -> None:
         raise error  # from gRPC: the call has already ended
     if isinstance(error, HeaplineError):
         code = getattr(grpc.StatusCode, error_codes.codes_of(type(error)).grpc)
-        text = error_codes.describe(error)["text"][:TEXT_MAX]
+        text = error_codes.advise(error_codes.describe(error), "grpc")[:TEXT_MAX]
         trailers = ((error_codes.METADATA, error_codes.to_metadata(error)), (CORRELATION, request.correlation_id))
         await context.abort(code, text, trailers)
     log.exception("call failed", method=request.rpc, correlation_id=request.correlation_id)

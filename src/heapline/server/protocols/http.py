@@ -148,6 +148,7 @@ def error_document(error: HeaplineError, ids_as_numbers: bool = False) -> dict[s
     Ids are strings in /v1, because JavaScript cannot represent them as numbers. MQueue's API has them as numbers.
     """
     document = error_codes.describe(error)
+    document["text"] = error_codes.advise(document, "http")
     if isinstance(error, ConfirmationNeeded):
         document["text"] += _CONFIRM
     if not ids_as_numbers and "lost" in document["facts"]:

@@ -19,6 +19,10 @@ a subject share their leases; a `lease_token` tells them apart, and is required 
 *A repeated ack* gets 409 without a token, because it looks the same as an ack of a message that another worker did;
 with its `lease_token` it succeeds as long as the engine remembers it.
 
+*Idempotency keys* are unique in a namespace if the broker can claim them there (`NamespaceKeys`), otherwise in a topic.
+
+*A shard that is down* is answered with 500, as in the original, not with 503: the server itself is available.
+
 *Rates* are counted after the caller is authenticated and before anything is done, so a rejected call changes nothing.
 """
 
@@ -28,7 +32,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -47,15 +51,17 @@ from heapline.contract.errors import (
     PayloadTooLarge,
     TopicExists,
     TopicNotFound,
+    UnavailableError,
+    UnknownPart,
 )
 from heapline.contract.leases import Ack, GetLease, LeaseKeys, Nack, Pop
-from heapline.contract.message import Enqueued, Outgoing
+from heapline.contract.message import Enqueued, Outgoing, from_ms
 from heapline.contract.messages import EnqueueBatch, check_messages, enqueued, pack_messages
-from heapline.contract.topics import CreateTopic, ListTopics
+from heapline.contract.topics import CreateTopic, ListTopics, TopicSettings
 from heapline.logs import Log
 from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request
-from heapline.server.limits import MQueueRules, NamespaceRates
+from heapline.server.limits import MQueueRules, RateStore, SharedRates
 from heapline.server.protocols import mqueue_shapes as shapes
 from heapline.server.protocols.http import NO_STORE, Exchange, Page, read_json
 
@@ -64,25 +70,33 @@ INTERFACE = "mqueue"
 PREFIX = "mqueue:"  # of the ids of its batches
 PART = "all"
 ATOMIC_BYTES_MAX = 15 << 20  # of the messages for one new topic: a broker writes about as much in one unit
+IN_PROGRESS_MS = 5000  # that a batch of another server is left alone
+LIST_EVERY_MS = 2000  # between looks for batches of other servers, while enqueues arrive
 MESSAGE_BYTES = 200  # of a message besides its payload, generously
 log = Log("heapline.server")
 
 
 class MQueue:
-    def __init__(self, dispatcher: Dispatcher, rules: MQueueRules, clock: Clock | None = None) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, rules: MQueueRules, clock: Clock | None = None, behind: Broker | None = None
+    ) -> None:
         rules.validate()
+        self._keys = behind if isinstance(behind, NamespaceKeys) else None
+        k = getattr(behind, "mqueue_k", 1)
+        self._config = TopicSettings() if k == 1 else TopicSettings(k=k)  # of topics that an enqueue creates
         self._dispatcher, self.rules = dispatcher, rules
         self._broker: Broker = dispatcher.broker
-        self._atomic = AtomicEnqueue(self._broker)
-        self._rates = NamespaceRates(rules, (clock or SystemClock()).boot_ms)
+        self._atomic = AtomicEnqueue(self._broker, getattr(behind, "is_shared", False))
+        store = behind if isinstance(behind, RateStore) else None
+        self._rates = SharedRates(rules, (clock or SystemClock()).boot_ms, store)
         self._creating = asyncio.Lock()  # two at a time could exceed the limit
 
     def routes(self) -> dict[tuple[str, str], Page]:
         return {
-            ("POST", "/enqueue"): self.enqueue,
-            ("GET", "/dequeue"): self.dequeue,
-            ("POST", "/ack"): self.ack,
-            ("POST", "/nack"): self.nack,
+            ("POST", "/enqueue"): _reporting_shards(self.enqueue),
+            ("GET", "/dequeue"): _reporting_shards(self.dequeue),
+            ("POST", "/ack"): _reporting_shards(self.ack),
+            ("POST", "/nack"): _reporting_shards(self.nack),
         }
 
     def _request(self, rpc: str, exchange: Exchange) -> Request:
@@ -108,9 +122,42 @@ class MQueue:
                     shares[names.setdefault(place, shapes.topic_of(*place))] = []
                 shares[names[place]].append(item.outgoing())
             self._admit(shares, request)
-            results = {topic: iter(found) for topic, found in (await self._enqueue(shares, request)).items()}
-            ids = [next(results[names[item.namespace, item.topic]]).id for item in items]
+            await self._rates.take({shapes.namespace_of(topic) for topic in shares})
+            repeated = await self._claim(items, names)
+            if repeated:
+                shares = {}
+                for index, item in enumerate(items):
+                    if index not in repeated:
+                        shares.setdefault(names[item.namespace, item.topic], []).append(item.outgoing())
+            stored = await self._enqueue(shares, request) if shares else {}
+            results = {topic: iter(found) for topic, found in stored.items()}
+            ids = [
+                repeated[i] if i in repeated else next(results[names[item.namespace, item.topic]]).id
+                for i, item in enumerate(items)
+            ]
         await exchange.respond(msgspec.json.encode(ids))
+
+    async def _claim(self, items: Sequence[shapes.Item], names: Mapping[tuple[str, str], str]) -> dict[int, int]:
+        """Claim the items' idempotency keys. Return the ids of items that repeat a message of another topic."""
+        if self._keys is None:
+            return {}
+        by_namespace: dict[str, dict[int, tuple[str, str, bytes]]] = {}
+        topics: dict[tuple[str, str], str] = {}
+        for index, item in enumerate(items):
+            if item.idempotency_key is not None:
+                topic = names[item.namespace, item.topic]
+                if topics.setdefault((item.namespace, item.idempotency_key), topic) != topic:
+                    raise BadRequest(
+                        f"idempotency key {item.idempotency_key!r} is used for two topics of namespace "
+                        f"{item.namespace!r}; give each message a key of its own"
+                    )
+                rows = by_namespace.setdefault(item.namespace, {})
+                rows[index] = (item.idempotency_key, topic, item.payload)
+        repeated: dict[int, int] = {}
+        for namespace, rows in by_namespace.items():
+            found = await self._keys.claim_keys(namespace, list(rows.values()))
+            repeated |= {index: id for index, id in zip(rows, found, strict=True) if id is not None}
+        return repeated
 
     def _admit(self, shares: Shares, request: Request) -> None:
         gate = self._dispatcher.gate
@@ -120,7 +167,6 @@ class MQueue:
         for command in others:
             gate.check(request, command)
         gate.admit(request, first)
-        self._rates.take({shapes.namespace_of(topic) for topic in shares})
 
     async def _enqueue(self, shares: Shares, request: Request) -> dict[str, list[Enqueued]]:
         try:
@@ -141,7 +187,7 @@ class MQueue:
             self.rules.check_room(map(shapes.namespace_of, new), map(shapes.namespace_of, existing))
             for topic in new:
                 with contextlib.suppress(TopicExists):  # created by another caller, with other settings
-                    await self._broker.do(CreateTopic(topic), request.context())
+                    await self._broker.do(CreateTopic(topic, self._config), request.context())
                 log.info("topic created by an enqueue", topic=topic, subject=request.caller.subject)
 
     # -- out -------------------------------------------------------------------------------------------------------
@@ -152,7 +198,7 @@ class MQueue:
             name = shapes.topic_of(wanted.namespace, wanted.topic)
             command = Pop(name, wanted.limit, holder=holder_of(request), request_id=wanted.request_id)
             self._dispatcher.gate.check(request, command)
-            self._rates.take([wanted.namespace])
+            await self._rates.take([wanted.namespace])
             try:
                 leased = await self._dispatcher.run(command, request)
             except TopicNotFound:
@@ -189,7 +235,7 @@ class MQueue:
         token = None if wanted.lease_token is None else shapes.whole(wanted.lease_token, "lease_token")
         lookup = GetLease(name, id)
         self._dispatcher.gate.admit(request, lookup)
-        self._rates.take([wanted.namespace])
+        await self._rates.take([wanted.namespace])
         try:
             lease = await self._broker.do(lookup)  # as the server itself: the holder is not the caller's subject
         except TopicNotFound:
@@ -199,6 +245,28 @@ class MQueue:
         if lease.token is None or lease.holder != holder_of(request) or token not in (None, lease.token):
             raise LeaseLost([id], name)
         return name, _keys(id, lease.token)
+
+
+@runtime_checkable
+class NamespaceKeys(Protocol):
+    """A broker whose idempotency keys can be unique in a namespace."""
+
+    async def claim_keys(self, namespace: str, rows: Sequence[tuple[str, str, bytes]]) -> list[int | None]:
+        """Claim keys for messages (key, topic, payload). Return the ids of those that repeat one of another topic."""
+
+
+def _reporting_shards(page: Page) -> Page:
+    """Let a page answer 500 if a shard of the broker is down."""
+
+    async def answer(exchange: Exchange) -> None:
+        try:
+            await page(exchange)
+        except UnavailableError as error:
+            if getattr(error, "shard", None) is not None:
+                error.http_status = 500  # type: ignore[attr-defined]
+            raise
+
+    return answer
 
 
 def _check_sizes(topic: str, messages: list[Outgoing], config: TopicConfig) -> None:
@@ -228,10 +296,16 @@ class AtomicEnqueue:
     undecided, and no other caller can end it. Until its timeout, a day, the idempotency keys in it would be in doubt,
     and the retry that the error advises would be rejected. So the next enqueue drops it, including batches of earlier
     runs. A batch that turns out to be committed stays.
+
+    If other servers share the broker (`is_shared`), batches of other runs may be in progress. They are listed now and
+    then, and dropped if they are older than an enqueue takes. Dropping one of a server that is very slow is safe: its
+    commit fails as a whole, and its caller retries.
     """
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, broker: Broker, is_shared: bool = False, wall_ms: Callable[[], int] | None = None) -> None:
+        self._broker, self._is_shared = broker, is_shared
+        self._wall_ms = wall_ms or SystemClock().wall_ms
+        self._listed_ms = 0  # when batches of other runs were listed
         self._run = f"{PREFIX}{secrets.token_hex(8)}:"
         self._left: set[str] = set()  # batches that may be prepared and must be dropped
         self._knows_earlier = False  # whether those of earlier runs were looked up
@@ -239,7 +313,7 @@ class AtomicEnqueue:
     async def enqueue(
         self, shares: Mapping[str, Sequence[Outgoing]], context: Context = HERE
     ) -> dict[str, list[Enqueued]]:
-        if self._left or not self._knows_earlier:
+        if self._left or self._wants_list():
             await self._drop_left()
         if len(shares) == 1:
             ((topic, messages),) = shares.items()
@@ -249,9 +323,11 @@ class AtomicEnqueue:
         try:
             prepared = await self._broker.do(PrepareBatch(batch_id, PART, packed), context)
             await self._broker.do(CommitBatch(batch_id, [PART]), context)
-        except HeaplineError:
+        except HeaplineError as error:
             self._left.add(batch_id)
             await self._drop_left()
+            if isinstance(error, UnknownPart):
+                raise UnavailableError("the enqueue took too long, so another server dropped it; retry") from error
             raise
         except BaseException:
             self._left.add(batch_id)  # a cancelled caller does not wait for more
@@ -259,16 +335,23 @@ class AtomicEnqueue:
         await self._broker.do(ForgetBatch(batch_id))
         return {topic: enqueued(share.results) for topic, share in zip(shares, prepared.shares, strict=True)}
 
+    def _wants_list(self) -> bool:
+        if not self._is_shared:
+            return not self._knows_earlier
+        return self._wall_ms() - self._listed_ms >= LIST_EVERY_MS
+
     async def _drop_left(self) -> None:
         """Drop what is left, as far as possible now: a topic that is being reloaded cannot say what it holds."""
         with contextlib.suppress(HeaplineError):
-            if not self._knows_earlier:
+            if self._wants_list():
+                self._listed_ms = now = self._wall_ms()
                 self._left |= {
                     batch.batch_id
                     for batch in await _every(self._broker, ListBatches)
                     if batch.state == "undecided"
                     and batch.batch_id.startswith(PREFIX)
                     and not batch.batch_id.startswith(self._run)
+                    and (not self._is_shared or batch.since < from_ms(now - IN_PROGRESS_MS))
                 }
                 self._knows_earlier = True
             for batch_id in list(self._left):

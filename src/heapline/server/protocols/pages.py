@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from datetime import datetime
 from html import escape
 from typing import Annotated, Any
 
@@ -20,8 +22,9 @@ import msgspec
 from heapline.contract.call import Page as ResultPage
 from heapline.contract.call import Right
 from heapline.contract.errors import BadRequest
+from heapline.contract.message import from_ms
 from heapline.contract.topics import ListTopics, Stats
-from heapline.server.auth.secret import Secret
+from heapline.server.auth.secret import Secret, SessionToken
 from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request
 from heapline.server.protocols import mqueue_shapes
@@ -57,18 +60,26 @@ class Login(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Token(msgspec.Struct):
-    """A token that replaces the password for a quarter of an hour."""
+    """A token that replaces the password until it expires."""
 
     token: Annotated[str, msgspec.Meta(description="send it as `authorization: Bearer …`")]
+    expires_at: datetime
 
 
 class Pages:
     """The pages by method and path."""
 
     def __init__(
-        self, dispatcher: Dispatcher, metrics: Metrics, *, metrics_public: bool | None, on_loopback: bool
+        self,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        *,
+        metrics_public: bool | None,
+        on_loopback: bool,
+        why_unready: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._dispatcher, self._gate, self._metrics = dispatcher, dispatcher.gate, metrics
+        self._why_unready = why_unready
         self._is_public = bool(metrics_public)
         self._is_local = metrics_public is None and on_loopback
         self._made: dict[str, bytes] = {}  # public pages, which take 10 ms to make: made once
@@ -90,6 +101,8 @@ class Pages:
     async def ready(self, exchange: Exchange) -> None:
         if self._gate.stopping.is_set():
             await exchange.respond(b"stopping\n", 503, TEXT)
+        elif reason := self._why_unready():
+            await exchange.respond(f"{reason}\n".encode(), 503, TEXT)
         else:
             await exchange.respond(b"ok\n", content_type=TEXT)
 
@@ -112,8 +125,9 @@ class Pages:
         log_in = getattr(self._gate.guard, "login", None)
         if log_in is None:
             raise BadRequest("this server has no users; call it without logging in")
-        token: Secret = await log_in(body.email, Secret(body.password))
-        await exchange.respond(msgspec.json.encode(Token(token.reveal())), headers=NO_STORE)
+        token: SessionToken = await log_in(body.email, Secret(body.password))
+        answer = Token(token.reveal(), from_ms(token.expires_at))
+        await exchange.respond(msgspec.json.encode(answer), headers=NO_STORE)
 
     async def stats(self, exchange: Exchange) -> None:
         """Return the statistics of a topic, or of all topics that the caller may consume from."""

@@ -4,7 +4,7 @@ FAMILIES is the one table for the exposition, the docs and the tests. The first 
 Where it has the label `partition` alone, `topic` is added, because the numbers of partitions mean nothing without it.
 This server has no Raft: `raft_apply_latency_ms` is how long a decision takes to become durable, so that dashboards
 written to the specification work; `commit_latency_ms` is the same under its own name. All partitions of a topic share
-one journal: `partition="all"`. The label `face` is the interface.
+one journal: `partition="all"`.
 
 Labels are topics, their partitions and groups, and fixed names; nothing else that a caller could invent. A server may
 have very many topics. Those beyond `TOPICS_MAX` (in the order of their creation) are summed under `OTHER`, which cannot
@@ -102,15 +102,24 @@ FAMILIES = (
     Family("disk_free_bytes", "gauge", (), "Free on the file system of the data directory, for this user."),
     Family("disk_size_bytes", "gauge", (), "Size of that file system."),
     # -- the interfaces
-    Family("calls_total", "counter", ("face", "call", "code"), "Calls that ended; code is OK, or gRPC's name of it."),
-    Family("call_duration_ms", "histogram", ("face", "call"), "Duration of calls that neither stream nor wait."),
-    Family("calls_open", "gauge", ("face", "call"), "Calls in flight."),
-    Family("streams_open", "gauge", ("face", "call"), "Calls in flight that are streams."),
+    Family("calls_total", "counter", ("interface", "call", "code"), "Calls that ended; code is OK or a gRPC code."),
+    Family("call_duration_ms", "histogram", ("interface", "call"), "Duration of calls that neither stream nor wait."),
+    Family("calls_open", "gauge", ("interface", "call"), "Calls in flight."),
+    Family("streams_open", "gauge", ("interface", "call"), "Calls in flight that are streams."),
     Family("audit_lines_lost_total", "counter", (), "Lines of the audit log that could not be written."),
     Family("engine_memory_bytes", "gauge", T, "Memory of heaps, timers and dedup."),
     Family("build_info", "gauge", ("version",), "Always 1."),
 )  # fmt: skip
-BY_NAME = {family.name: family for family in FAMILIES}
+#: Only the sql broker has these.
+SQL_FAMILIES = (
+    Family("shard_up", "gauge", ("shard",), "1 if the last statement reached the shard's database."),
+    Family("shard_connections", "gauge", ("shard", "state"), "Connections of this node to the shard: used or idle."),
+    Family("shard_commits_total", "counter", ("shard",), "Transactions of this node that the shard committed."),
+    Family("redis_up", "gauge", (), "1 if Redis answers; 0 while this node continues without it."),
+    Family("redis_failures_total", "counter", (), "Times that Redis went down."),
+    Family("shard_commit_latency_ms", "histogram", ("shard",), "Transactions of this node, from begin to commit."),
+)  # fmt: skip
+BY_NAME = {family.name: family for family in FAMILIES + SQL_FAMILIES}
 
 # Which field of the broker's measurements each metric is.
 _TOTALS = {
@@ -152,6 +161,14 @@ class MeasuredBroker(Protocol):
         """Return its numbers now, without waiting for a commit; engine/metrics_source.py says which."""
 
 
+@runtime_checkable
+class RowsBroker(Protocol):
+    """A broker that measures itself in the names of FAMILIES."""
+
+    def metric_rows(self) -> Awaitable[Iterable[tuple[str, Labels, Value]]]:
+        """Return its rows: name, labels, value."""
+
+
 class Rows:
     """Values by name and labels. Values of the same labels are added up."""
 
@@ -181,6 +198,18 @@ def add_topics(rows: Rows, measures: Any, topics_max: int = TOPICS_MAX) -> None:
         _add_topic(rows, topic.name if index < topics_max else OTHER, topic)
     rows.add("topics", (), len(measures.topics))
     rows.add("topics_refused", (), measures.refused)
+
+
+def add_rows(rows: Rows, measured: Iterable[tuple[str, Labels, Value]], topics_max: int = TOPICS_MAX) -> None:
+    """Add the rows of a broker. Topics beyond the first `topics_max` are summed under OTHER."""
+    shown: set[str] = set()
+    for name, labels, value in measured:
+        if BY_NAME[name].labels[:1] == T and labels[0] not in shown:
+            if len(shown) < topics_max:
+                shown.add(labels[0])
+            else:
+                labels = (OTHER,) * len(labels)
+        rows.add(name, labels, value)
 
 
 def add_schedules(rows: Rows, schedules: Any) -> None:

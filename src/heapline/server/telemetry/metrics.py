@@ -31,14 +31,15 @@ from heapline.core.latency import BOUNDS_MS, Latency, Tally
 from heapline.server.gate import Observer, Request
 from heapline.server.telemetry.broker_metrics import (
     BY_NAME,
-    FAMILIES,
     Family,
     Labels,
     MeasuredBroker,
     Rows,
+    RowsBroker,
     Value,
     WalBytes,
     add_disk,
+    add_rows,
     add_schedules,
     add_topics,
 )
@@ -136,6 +137,8 @@ class Metrics:
     async def _text(self) -> bytes:
         measures = await self._broker.metrics() if isinstance(self._broker, MeasuredBroker) else None
         rows = Rows()
+        if isinstance(self._broker, RowsBroker):
+            add_rows(rows, await self._broker.metric_rows())
         self.calls.add_to(rows)
         for name, read in self._watched.items():
             rows.add(name, (), read())
@@ -173,7 +176,7 @@ def metrics_data(rows: Rows, started_ns: int = 0) -> export.MetricsData:
     now = time.time_ns()
     metrics = [
         export.Metric(family.name, family.help, "", _data(family, rows.by_name[family.name], started_ns, now))
-        for family in FAMILIES
+        for family in BY_NAME.values()
         if family.name in rows.by_name
     ]
     resource, scope = Resource.get_empty(), InstrumentationScope("heapline")

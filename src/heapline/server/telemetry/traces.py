@@ -62,7 +62,7 @@ class Traces(Observer):
     def begin(self, request: Request) -> None:
         context, span = _PROPAGATOR.extract(request.headers), None
         if not request.is_stream:
-            attributes = {"heapline.face": request.interface, "correlation_id": request.correlation_id}
+            attributes = {"heapline.interface": request.interface, "correlation_id": request.correlation_id}
             span = self._tracer.start_span(f"server {request.rpc}", context, SpanKind.SERVER, attributes)
             context = trace.set_span_in_context(span, context)
         request.notes[Traces] = span, context, contexts.attach(context)

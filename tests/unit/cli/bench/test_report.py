@@ -25,7 +25,7 @@ def report() -> Report:
         measured("enqueue, 100 a call", 1_000_000), measured("full cycle, 1 a call", 3000, calls=3),
         measured("delivery, 100 a second", 200), measured("fsynced writes of 100", 4_000_000, is_baseline=True),
         measured("fsynced writes of 1", 2000, samples=[0.001], is_baseline=True),
-        measured("bare gRPC calls", 4000, is_baseline=True),
+        measured("bare TCP calls", 4000, is_baseline=True),
     ]  # fmt: skip
     names = [row.name for row in made.rows]
     made.baselines = {names[0]: names[3], names[1]: names[5], names[2]: names[4]}
@@ -59,13 +59,13 @@ def test_table_fits_into_80_columns_and_names_the_baseline_of_each_load() -> Non
     assert cells[1] == ["enqueue, 100 a call", "500 000", "50 ms", "95 ms", "99 ms", "0.25× A"]
     assert cells[2][-1] == "2.25× C"
     assert cells[3] == ["delivery, 100 a second", "", "50 ms", "95 ms", "99 ms", "50× B"]
-    assert [row[0] for row in cells[4:]] == ["A  fsynced writes of 100", "B  fsynced writes of 1", "C  bare gRPC calls"]
+    assert [row[0] for row in cells[4:]] == ["A  fsynced writes of 100", "B  fsynced writes of 1", "C  bare TCP calls"]
 
 
 def test_json_separates_loads_and_baselines() -> None:
     told = report_json(report())
     assert [row["name"] for row in told["baselines"]] == [
-        "fsynced writes of 100", "fsynced writes of 1", "bare gRPC calls",
+        "fsynced writes of 100", "fsynced writes of 1", "bare TCP calls",
     ]  # fmt: skip
     assert told["loads"][0] == {
         "name": "enqueue, 100 a call", "messages": 1_000_000, "seconds": 2.0, "rate": 500_000.0, "p50_ms": 50.0,

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import heapline
-from heapline.client.tasks import broker_binding
 from heapline.client.tasks.broker_binding import Home, directory_of
 from tests.unit.client.tasks.rig import SMALL, World, in_world
 
@@ -340,7 +339,7 @@ def test_directory_targets_are_recognized(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "data").mkdir()
     for target in ("./x", "a/b", "data", Path("anything")):
         assert directory_of(target) == Path(target)
-    for target in ("localhost", "localhost:7400", "heaplines://q:7400", "[::1]:7400", None):
+    for target in ("localhost", "localhost:7400", "heapline+tls://q:7400", "[::1]:7400", None):
         assert directory_of(target) is None
 
 
@@ -350,14 +349,3 @@ def test_app_without_a_target_uses_the_environment(monkeypatch: pytest.MonkeyPat
     assert str(Home("localhost:1")) == "localhost:1"
     assert str(Home(Path("data"))) == "data"
     assert os.environ["HEAPLINE_URL"]
-
-
-async def test_server_without_grpc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_binding, "find_spec", lambda name: None)
-    app = heapline.App("localhost:7400")
-
-    @app.task
-    async def note() -> None: ...
-
-    with pytest.raises(heapline.BadRequest, match=r"needs gRPC, .*; run pip install 'heapline\[client\]'"):
-        await note.enqueue()

@@ -1,0 +1,348 @@
+"""Batches over several topics: the calls, decisions, and what is done about batches that were left undecided.
+
+A batch is committed when its decision is a row in the first shard. Parts in the first shard are attached in that very
+transaction, so with one shard a commit is atomic. Other shards follow, each in one transaction, before the commit is
+answered. If the process is killed between them, or a shard is down, the next commit of the same batch or any node's
+sweep attaches the rest: what is decided stays decided. An abort needs no decision, because dropping parts makes nothing
+visible.
+
+Decisions on one batch, and on one sink, take turns by advisory locks in the first shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import asyncpg
+
+from heapline.contract import batches
+from heapline.contract.call import Context, Count, Page, page_by_name
+from heapline.contract.config import BrokerConfig
+from heapline.contract.errors import BatchDecided, Closed, HeaplineError, UnknownPart
+from heapline.contract.message import BatchInfo, SinkInfo, from_ms
+from heapline.contract.messages import pack_enqueued
+from heapline.logs import Log
+from heapline.owned_tasks import OwnedTasks
+from heapline.sql import prepared
+from heapline.sql.enqueue import identity_of
+from heapline.sql.handlers import handles
+from heapline.sql.node import Node
+from heapline.sql.prepared import Attached, PartName, PartView
+from heapline.sql.shard import Shard, lock_key
+from heapline.sql.statements import statement
+
+log = Log("heapline.sql")
+SWEEP_SECONDS = 5.0
+TIMEOUT_MS = round(BrokerConfig().batch_timeout * 1000)
+RETENTION_MS = round(BrokerConfig().decision_retention * 1000)
+
+
+class Decided(NamedTuple):
+    """A committed batch, as its commit answers."""
+
+    parts: list[str]
+    messages: int
+    here: Attached | None = None  # what was attached in the first shard
+
+
+# -- prepare -----------------------------------------------------------------------------------------------------------
+
+
+@handles(batches.PrepareBatch)
+async def prepare_batch(node: Node, command: batches.PrepareBatch, context: Context) -> batches.Prepared:
+    homes = [node.home(share.topic) for share in command.shares]
+    await _refuse_late(node, command)
+    for home in homes:
+        await home.shard.read_topic(home.name)  # raises before anything is stored
+    name = PartName(command.batch_id, command.part, tuple(sorted(home.name.canonical for home in homes)))
+    shares = []
+    for home, share in zip(homes, command.shares, strict=True):
+        results = await prepared.prepare(home, name, share, identity_of(command))
+        suffix = max((result.id_suffix for result in results), default=0)
+        shares.append(batches.PreparedShare(home.name.canonical, pack_enqueued(results, suffix)))
+    return batches.Prepared([] if command.without_results else shares)
+
+
+async def _refuse_late(node: Node, command: batches.PrepareBatch) -> None:
+    """Raise BatchDecided if the batch, or its version of the sink, was committed."""
+    async with node.shards[0].connection() as connection:
+        decided = await connection.fetchrow(statement("select_decision"), command.batch_id)
+        last = None if command.sink is None else await connection.fetchrow(statement("select_sink"), command.sink)
+    if decided is not None:
+        raise BatchDecided(command.batch_id, "was committed")
+    if last is not None and command.version is not None and command.version <= last["version"]:
+        text = f"is version {command.version} of sink {command.sink!r}, and version {last['version']} was committed"
+        raise BatchDecided(command.batch_id, text)
+
+
+# -- commit ------------------------------------------------------------------------------------------------------------
+
+
+@handles(batches.CommitBatch)
+async def commit_batch(node: Node, command: batches.CommitBatch, context: Context) -> Count:
+    _check_open(node)
+    parts = list(dict.fromkeys(command.parts))
+
+    async def work(connection: asyncpg.Connection) -> Decided:
+        return await _Commit(node, connection, command.batch_id, parts, command.sink, command.version).run()
+
+    decided = await node.shards[0].run(work)
+    _report(node, node.shards[0], decided.here)
+    for shard in node.shards[1:]:
+        await _attach(node, shard, command.batch_id, decided.parts)
+    return Count(decided.messages)
+
+
+class _Commit:
+    """A commit in its transaction on the first shard."""
+
+    def __init__(
+        self,
+        node: Node,
+        connection: asyncpg.Connection,
+        batch: str,
+        parts: list[str],
+        sink: str | None,
+        version: int | None,
+    ) -> None:
+        self._node, self._connection, self._batch, self._parts = node, connection, batch, parts
+        self._sink, self._version = sink, version
+
+    async def run(self) -> Decided:
+        shard = self._node.shards[0]
+        await _lock(shard, self._connection, f"batch {self._batch}")
+        mine = await self._connection.fetchrow(statement("select_decision"), self._batch)
+        if self._sink is not None:
+            await _lock(shard, self._connection, f"sink {self._sink}")
+            last = await self._connection.fetchrow(statement("select_sink"), self._sink)
+            if last is not None and self._version is not None and self._version <= last["version"]:
+                if mine is None:
+                    await self._drop()
+                return Decided([], last["messages"] if self._version == last["version"] else 0)
+            if mine is not None:
+                raise BatchDecided(self._batch, "was committed, but not as this version of this sink")
+        if mine is None:
+            return await self._decide()
+        if set(mine["parts"]) != set(self._parts):
+            raise BatchDecided(self._batch, f"was committed with other parts ({len(mine['parts'])} of them)")
+        here = await prepared.attach(shard, self._connection, self._batch, mine["parts"])
+        return Decided(mine["parts"], mine["messages"], here)
+
+    async def _drop(self) -> None:
+        await prepared.drop(self._connection, self._batch)
+        for shard in self._node.shards[1:]:
+            await _drop(shard, self._batch)
+
+    async def _decide(self) -> Decided:
+        views, messages = await self._views()
+        shares: dict[str, dict[str, PartView]] = {}
+        for view in views:
+            shares.setdefault(view.part, {})[view.topic] = view
+        for part in self._parts:
+            found = shares.get(part, {})
+            if not found or any(set(view.topics) != found.keys() for view in found.values()):
+                raise UnknownPart(self._batch, part)
+        topics = sorted({view.topic for view in views if view.part in set(self._parts)})
+        shard = self._node.shards[0]
+        now = (await shard.read_layout(self._connection)).now
+        values = self._batch, self._parts, messages, topics, self._sink, self._version, now
+        await self._connection.execute(statement("insert_decision"), *values)
+        if self._sink is not None:
+            sink = self._sink, self._version, self._batch, messages, topics, now
+            await self._connection.execute(statement("upsert_sink"), *sink)
+        here = await prepared.attach(shard, self._connection, self._batch, self._parts)
+        return Decided(self._parts, messages, here)
+
+    async def _views(self) -> tuple[list[PartView], int]:
+        """Return the shares of the batch in all shards, and how many messages the named parts have together."""
+        views = await prepared.view(self._connection, self._batch)
+        leaves = len(await prepared.left_out(self._connection, self._batch, self._parts))
+        for shard in self._node.shards[1:]:
+            async with shard.connection() as connection:
+                views += await prepared.view(connection, self._batch)
+                leaves += len(await prepared.left_out(connection, self._batch, self._parts))
+        named = set(self._parts)
+        return views, sum(view.messages for view in views if view.part in named) - leaves
+
+
+async def _attach(node: Node, shard: Shard, batch: str, parts: Sequence[str]) -> None:
+    async def work(connection: asyncpg.Connection) -> Attached:
+        return await prepared.attach(shard, connection, batch, parts)
+
+    _report(node, shard, await shard.run(work))
+
+
+def _report(node: Node, shard: Shard, attached: Attached | None) -> None:
+    """Wake pops, now that messages are visible."""
+    if attached is None:
+        return
+    for topic in attached.topics:
+        shard.wakeups.wake(topic)
+    if attached.deadline is not None:
+        node.timekeepers[shard.index].expect(attached.deadline)
+
+
+async def _lock(shard: Shard, connection: asyncpg.Connection, what: str) -> None:
+    await connection.execute(statement("lock_until_commit"), lock_key(f"heapline {shard.schema} {what}"))
+
+
+async def _drop(shard: Shard, batch: str) -> set[str]:
+    async def work(connection: asyncpg.Connection) -> set[str]:
+        return await prepared.drop(connection, batch)
+
+    return await shard.run(work)
+
+
+def _check_open(node: Node) -> None:
+    if not node.is_open:
+        raise Closed
+
+
+# -- other calls -------------------------------------------------------------------------------------------------------
+
+
+@handles(batches.AbortBatch)
+async def abort_batch(node: Node, command: batches.AbortBatch, context: Context) -> Count:
+    _check_open(node)
+    return Count(len(await _abort(node, command.batch_id)))
+
+
+async def _abort(node: Node, batch: str) -> set[str]:
+    """Drop all parts of a batch that was not committed, and return their names."""
+    shard = node.shards[0]
+
+    async def work(connection: asyncpg.Connection) -> set[str]:
+        await _lock(shard, connection, f"batch {batch}")
+        if await connection.fetchrow(statement("select_decision"), batch) is not None:
+            raise BatchDecided(batch, "was committed")
+        parts = await prepared.drop(connection, batch)
+        for other in node.shards[1:]:
+            parts |= await _drop(other, batch)
+        return parts
+
+    return await shard.run(work)
+
+
+@handles(batches.ForgetBatch)
+async def forget_batch(node: Node, command: batches.ForgetBatch, context: Context) -> None:
+    """Forget a decision that every shard has applied. One that is not applied yet is forgotten after its retention."""
+    _check_open(node)
+    for shard in node.shards:
+        async with shard.connection() as connection:
+            if await prepared.view(connection, command.batch_id):
+                return
+    async with node.shards[0].connection() as connection:
+        await connection.execute(statement("delete_decision"), command.batch_id)
+
+
+@handles(batches.ListBatches)
+async def list_batches(node: Node, command: batches.ListBatches, context: Context) -> Page[BatchInfo]:
+    _check_open(node)
+    found: dict[str, BatchInfo] = {}
+    shares = await asyncio.gather(*(_rows(shard, "list_prepared") for shard in node.shards))
+    undecided: dict[str, list[Any]] = {}
+    for row in (row for share in shares for row in share):
+        undecided.setdefault(row["batch"], []).append(row)
+    for batch, rows in undecided.items():
+        parts: dict[str, dict[str, int]] = {}
+        for row in rows:
+            parts.setdefault(row["part"], {})[row["name"]] = row["messages"]
+        messages, since = sum(row["messages"] for row in rows), min(row["at"] for row in rows)
+        found[batch] = BatchInfo(
+            batch_id=batch, state="undecided", parts=parts, messages=messages, since=from_ms(since)
+        )
+    for row in await _rows(node.shards[0], "list_decisions"):
+        found[row["batch"]] = BatchInfo(
+            batch_id=row["batch"],
+            state="committed",
+            parts={part: {} for part in row["parts"]},
+            messages=row["messages"],
+            since=from_ms(row["at"]),
+        )
+    infos = sorted(found.values(), key=lambda info: info.batch_id)
+    return page_by_name(infos, command.cursor, command.limit, "batch_id")
+
+
+async def _rows(shard: Shard, name: str) -> list[Any]:
+    async with shard.connection() as connection:
+        rows: list[Any] = await connection.fetch(statement(name))
+    return rows
+
+
+@handles(batches.ListSinks)
+async def list_sinks(node: Node, command: batches.ListSinks, context: Context) -> Page[SinkInfo]:
+    _check_open(node)
+    infos = [
+        SinkInfo(
+            name=row["name"],
+            version=row["version"],
+            batch_id=row["batch"],
+            messages=row["messages"],
+            topics=row["topics"],
+            committed_at=from_ms(row["at"]),
+        )
+        for row in await _rows(node.shards[0], "list_sinks")
+    ]
+    return page_by_name(sorted(infos, key=lambda info: info.name), command.cursor, command.limit)
+
+
+@handles(batches.ForgetSink)
+async def forget_sink(node: Node, command: batches.ForgetSink, context: Context) -> batches.Known:
+    _check_open(node)
+    await Sweeper(node).sweep()  # its decisions are forgotten too, so each must be attached
+
+    async def work(connection: asyncpg.Connection) -> bool:
+        await _lock(node.shards[0], connection, f"sink {command.name}")
+        await connection.execute(statement("delete_decisions_of_sink"), command.name)
+        return bool(await connection.fetchval(statement("delete_sink"), command.name))
+
+    return batches.Known(await node.shards[0].run(work))
+
+
+# -- batches that were left --------------------------------------------------------------------------------------------
+
+
+class Sweeper:
+    """Attaches what was decided and not attached, and aborts what stayed undecided for too long. Every node does."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._tasks = OwnedTasks()
+
+    def start(self) -> None:
+        self._tasks.spawn(self._run())
+
+    async def close(self) -> None:
+        await self._tasks.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await self.sweep()
+            except HeaplineError as error:
+                log.warning("batches not swept; will retry", error=str(error))
+            except Exception:  # a failed sweep must not stop those that follow
+                log.exception("batches not swept; will retry")
+
+    async def sweep(self) -> None:
+        node, home = self._node, self._node.shards[0]
+        for shard in node.shards:
+            for row in await _rows(shard, "prepared_batches"):
+                await self._settle(shard, row["batch"], row["at"])
+        async with home.connection() as connection:
+            now = (await home.read_layout(connection)).now
+            await connection.execute(statement("delete_old_decisions"), now - RETENTION_MS)
+
+    async def _settle(self, shard: Shard, batch: str, at: int) -> None:
+        home = self._node.shards[0]
+        async with home.connection() as connection:
+            decided = await connection.fetchrow(statement("select_decision"), batch)
+            now = (await home.read_layout(connection)).now
+        if decided is not None:
+            await _attach(self._node, shard, batch, decided["parts"])
+        elif at + TIMEOUT_MS < now:
+            log.warning("undecided batch timed out; its parts are dropped", batch=batch)
+            await _abort(self._node, batch)

@@ -1,0 +1,36 @@
+"""A topic as the handlers see it: its name, its shard, and whom to tell about changes."""
+
+from __future__ import annotations
+
+from heapline.sql.buffer import WriteBuffer
+from heapline.sql.counters import Counters
+from heapline.sql.shard import Name, Shard
+from heapline.sql.timekeeper import Timekeeper
+
+
+class Home:
+    """Where a topic is. It may not exist there."""
+
+    def __init__(
+        self, shard: Shard, name: Name, counters: Counters, timekeeper: Timekeeper, buffer: WriteBuffer | None = None
+    ) -> None:
+        self.shard, self.name, self.counters, self._timekeeper = shard, name, counters, timekeeper
+        self.buffer = buffer  # of enqueues; None: they go to the database
+
+    async def flush(self) -> None:
+        """Wait until the database has what this node has acknowledged for the topic."""
+        if self.buffer is not None:
+            await self.buffer.flusher.flush(self.name.canonical)
+
+    def forget(self) -> None:
+        """Let enqueues read the topic's settings again."""
+        if self.buffer is not None:
+            self.buffer.forget(self.name)
+
+    def wake(self) -> None:
+        """Wake pops that wait for this topic, on all nodes."""
+        self.shard.wakeups.wake(self.name.canonical)
+
+    def expect(self, at: int) -> None:
+        """Let the timekeeper act at this time (ms, by the database's clock)."""
+        self._timekeeper.expect(at)

@@ -1,0 +1,173 @@
+"""Where messages are stored: rings of slots, and the SQL that moves rows between them.
+
+`ready`, `lease` and `ended` are rings of tables, the slots. New rows go to a ring's open slot; all slots are read.
+
+*ready.* The open slot is the ring's turn modulo the number of slots. A transaction that inserts takes the rings' lock
+in shared mode before it reads the turn, and turning the ring takes that lock alone (rings.py). So nothing is ever
+inserted into a closed slot, and a node may remember that a closed slot has nothing before a certain place (`Floors`).
+Without that, each pop would step over all rows that earlier pops have deleted, for as long as an old transaction keeps
+them.
+
+Pops look only into slots that may have rows (`ready_live`). That is known when a slot is opened, because no other
+transaction runs then, and holds until the next is opened: all other slots only lose rows.
+
+*lease.* A lease's token contains its slot (token % LEASE_SLOTS), so settling a lease touches one table.
+
+*ended* and *acked.* The open slot follows from the time: each takes ENDED_MS, and the one after it is truncated
+meanwhile.
+
+*delayed.* A slot holds the messages of one period of time (delayed.py).
+
+*counts.* How many messages each topic has, as differences that are summed (migrations/). The statements read its turn
+themselves, because a row may go to any slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+from heapline.contract.fields import INT64_MIN
+from heapline.sql.statements import statement
+
+READY_SLOTS, LEASE_SLOTS, ENDED_SLOTS, DELAYED_SLOTS, COUNTS_SLOTS = 16, 8, 4, 36, 4
+SLOTS = {
+    "ready": READY_SLOTS,
+    "lease": LEASE_SLOTS,
+    "ended": ENDED_SLOTS,
+    "delayed": DELAYED_SLOTS,
+    "acked": ENDED_SLOTS,
+    "counts": COUNTS_SLOTS,
+}
+ALL_READY = (1 << READY_SLOTS) - 1
+ENDED_MS = 300_000  # that a slot of `ended` is open; removed messages are remembered for two to three times as long
+FLOORS_MAX = 10_000  # topics
+COLUMNS = (
+    "topic, id, key, due, priority, attempts, ttl, expires, max_retries, reason, name, headers, scope, hash, payload"
+)
+
+
+def slot_of(token: int) -> int:
+    """Return the slot of a lease."""
+    return token % LEASE_SLOTS
+
+
+def by_slot(ids: Iterable[int], tokens: Iterable[int]) -> dict[int, tuple[list[int], list[int]]]:
+    """Return ids and tokens by slot."""
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    for id, token in zip(ids, tokens, strict=True):
+        share = found.setdefault(slot_of(token), ([], []))
+        share[0].append(id)
+        share[1].append(token)
+    return found
+
+
+class Place(NamedTuple):
+    """A place in the order of a topic's messages."""
+
+    key: int
+    due: int
+    id: int
+
+
+START = Place(INT64_MIN, INT64_MIN, -1)
+
+
+class Floors:
+    """For each topic and closed slot of `ready`, a place up to which the slot has no messages of the topic.
+
+    Raised by what a committed claim took: everything better, wherever it was, has been taken too. Forgotten when a slot
+    is opened again, and when the connection was lost: a failover may bring rows back.
+    """
+
+    def __init__(self) -> None:
+        self._by_topic: dict[int, dict[int, tuple[int, Place]]] = {}  # topic -> slot -> (when it was opened, place)
+        self.epoch = 0  # how often they were forgotten
+
+    def of(self, topic: int, turn: int) -> list[Place]:
+        """Return the place of each slot."""
+        known = self._by_topic.get(topic, {})
+        places = []
+        for slot in range(READY_SLOTS):
+            opened, place = known.get(slot, (-1, START))
+            places.append(place if opened == opened_at(slot, turn) else START)
+        return places
+
+    def raise_to(self, topic: int, turn: int, place: Place, epoch: int) -> None:
+        """Record that a committed claim took all messages up to `place`, unless the floors were forgotten since."""
+        if epoch != self.epoch:
+            return
+        if len(self._by_topic) > FLOORS_MAX:
+            self._by_topic.clear()
+        floors, before = self._by_topic.setdefault(topic, {}), self.of(topic, turn)
+        for slot in range(READY_SLOTS):
+            if slot != turn % READY_SLOTS:
+                floors[slot] = (opened_at(slot, turn), max(before[slot], place))
+
+    def clear(self) -> None:
+        self._by_topic.clear()
+        self.epoch += 1
+
+
+def opened_at(slot: int, turn: int) -> int:
+    """Return the last turn, up to `turn`, at which a slot of `ready` may have been opened."""
+    return turn - (turn - slot) % READY_SLOTS
+
+
+class Layout(NamedTuple):
+    """The rings as a transaction found them, and the SQL for that."""
+
+    now: int  # ms, by the database's clock
+    ready_turn: int
+    lease_turn: int
+    ready_live: int = ALL_READY  # slots of `ready` that may have rows, as bits
+
+    def turn(self, ring: str) -> int:
+        return self.ready_turn if ring == "ready" else self.lease_turn
+
+    def open(self, ring: str) -> int:
+        """Return the open slot of `ready` or `lease`."""
+        return self.turn(ring) % SLOTS[ring]
+
+    @property
+    def open_ended(self) -> int:
+        """The open slot of `ended`."""
+        return self.now // ENDED_MS % ENDED_SLOTS
+
+    def to_ready(self, name: str, **tables: str) -> str:
+        """Return a statement that inserts into `ready`."""
+        slot = str(self.open("ready"))
+        return statement(name, ready=f"ready_{slot}", slot=slot, columns=COLUMNS, **tables)
+
+    def to_ended(self, name: str, **tables: str) -> str:
+        """Return a statement that inserts into `ended`."""
+        slot = str(self.open_ended)
+        return statement(name, ended=f"ended_{slot}", slot=slot, **tables)
+
+    def claim(self) -> str:
+        """Return the statement that leases the best ready messages of a topic."""
+        return _claim(self.ready_live | 1 << self.open("ready"))
+
+
+def ack_in(slot: int) -> str:
+    """Return the statement that acks leases of one slot. It finds the open slot of `acked` itself."""
+    return statement("ack", lease=f"lease_{slot}", period=str(ENDED_MS), slots=str(ENDED_SLOTS))
+
+
+def of_columns(name: str, **tables: str) -> str:
+    """Return a statement that lists all columns of a message."""
+    return statement(name, columns=COLUMNS, **tables)
+
+
+@lru_cache(256)
+def _claim(live: int) -> str:
+    slots = [str(slot) for slot in range(READY_SLOTS) if live >> slot & 1]
+    return statement(
+        "claim",
+        candidates="\nUNION ALL\n".join(statement("claim_candidates", slot=s, ready=f"ready_{s}") for s in slots),
+        deletes=",\n".join(statement("claim_delete", slot=s, ready=f"ready_{s}") for s in slots),
+        taken=" UNION ALL ".join(f"SELECT {COLUMNS} FROM from_{s}" for s in slots),
+        slots=str(LEASE_SLOTS),
+        columns=COLUMNS,
+    )

@@ -1,0 +1,69 @@
+"""The node's part of message ids: a number from 0 to 1023, leased in the shard's table `nodes`.
+
+Ids are Snowflakes: milliseconds, node, sequence (core/ids.py). Two nodes with one number could mint the same id, so
+the lease is read in the transaction that stores the ids, by the database's clock: a node that was paused past its lease
+gets no id. A number whose lease ran out is free only GRACE_MS later, and ids are never minted more than AHEAD_MS_MAX
+ahead of the clock, so the next owner's ids are above all that the last one minted.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+import asyncpg
+
+from heapline.contract.errors import ResourceExhausted
+from heapline.core.ids import IdMaker, unix_ms_of
+from heapline.logs import Log
+from heapline.sql.statements import statement
+
+log = Log("heapline.sql")
+GRACE_MS = 10_000
+AHEAD_MS_MAX = 5_000
+NODES_MAX = 1024
+
+
+class NodeIdLost(Exception):
+    """The lease of the node id has ended; the transaction must be repeated under a new one."""
+
+
+class NodeId:
+    def __init__(self, lease_seconds: float) -> None:
+        self._lease_ms = round(lease_seconds * 1000)
+        self.owner = uuid.uuid4()
+        self.number = -1
+        self._maker = IdMaker(0)
+
+    async def lease(self, connection: asyncpg.Connection) -> None:
+        """Lease a number that no other node has."""
+        async with connection.transaction():
+            await connection.execute(statement("lock_nodes"), "heapline nodes")
+            row = await connection.fetchrow(statement("free_node"), GRACE_MS)
+            if row is None:
+                raise ResourceExhausted("nodes of this shard", NODES_MAX)
+            await connection.execute(statement("lease_node"), row["node"], self.owner, self._lease_ms, row["last_id"])
+        self.number, self._maker = row["node"], IdMaker(row["node"], row["last_id"])
+
+    async def renew(self, connection: asyncpg.Connection) -> None:
+        """Extend the lease. If it has ended, lease another number."""
+        if await connection.fetchval(statement("renew_node"), self.number, self.owner, self._lease_ms) is None:
+            log.warning("node id lost; leasing another", node=self.number)
+            await self.lease(connection)
+
+    async def release(self, connection: asyncpg.Connection) -> None:
+        """Give the number back. The highest id is stored, so the next owner continues above it at once."""
+        await connection.execute(statement("release_node"), self.number, self.owner, self._maker.last)
+
+    def give_up(self) -> None:
+        """Stop using the number; the next transaction leases another."""
+        self.number = -1
+
+    def mint(self, count: int, now: int, until: int | None) -> list[int]:
+        """Return new ids. `until` is the end of the lease as the transaction read it."""
+        if until is None or until <= now:
+            raise NodeIdLost
+        last = self._maker.last
+        if last and unix_ms_of(last) > now + AHEAD_MS_MAX:
+            raise ResourceExhausted("message ids per second", 4096 * 1000)
+        ids: list[int] = self._maker.take(count, now).tolist()
+        return ids

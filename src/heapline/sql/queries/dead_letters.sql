@@ -1,0 +1,43 @@
+-- name: list_dead
+SELECT 'dead' AS place, {columns}, NULL::bigint AS wake, NULL::bytea AS holder, NULL::bigint AS until, at
+FROM dead WHERE topic = $1 AND (at, id) > ($2, $3) ORDER BY topic, at, id LIMIT $4;
+
+-- name: dead_facts
+SELECT id, at, priority, reason, name FROM dead
+WHERE topic = $1 AND (at, id) > ($2, $3) ORDER BY topic, at, id LIMIT $4;
+
+-- name: dead_to_ready
+WITH moved AS (DELETE FROM dead WHERE topic = $1 AND id = ANY($2) RETURNING *), kept AS (
+    INSERT INTO {ready} (slot, {columns})
+    SELECT {slot}, topic, id, key, due, priority, 0, ttl, $3::bigint + ttl, max_retries, NULL, name, headers, scope, hash,
+           payload FROM moved
+), counted AS (
+    INSERT INTO counts (slot, topic, ready, dead) SELECT (SELECT last_value % 4 FROM counts_turn), $1, count(*), -count(*) FROM moved HAVING count(*) > 0
+)
+SELECT count(*) FROM moved;
+
+-- name: dead_to_delayed
+WITH moved AS (
+    DELETE FROM dead AS d USING unnest($2::bigint[], $3::bigint[]) AS u(id, wake)
+    WHERE d.topic = $1 AND d.id = u.id RETURNING d.*, u.wake
+), kept AS (
+    INSERT INTO delayed (slot, {columns}, wake, at)
+    SELECT delayed_slot(wake, (SELECT clock_ms())), topic, id, key, due, priority, 0, ttl, wake + ttl, max_retries, NULL,
+           name, headers, scope, hash, payload, wake, wake
+    FROM moved
+), counted AS (
+    INSERT INTO counts (slot, topic, delayed, dead) SELECT (SELECT last_value % 4 FROM counts_turn), $1, count(*), -count(*) FROM moved HAVING count(*) > 0
+)
+SELECT count(*) FROM moved;
+
+-- name: dead_to_ended
+WITH gone AS (DELETE FROM dead WHERE topic = $1 AND id = ANY($2) RETURNING topic, id, hash, reason),
+freed AS (
+    DELETE FROM idempotency_keys AS k USING gone AS g
+    WHERE g.hash IS NOT NULL AND k.topic = g.topic AND k.hash = g.hash AND k.id = g.id
+), kept AS (
+    INSERT INTO {ended} (slot, topic, id, how, reason, at) SELECT {slot}, topic, id, 'deleted', reason, $3 FROM gone
+), counted AS (
+    INSERT INTO counts (slot, topic, dead) SELECT (SELECT last_value % 4 FROM counts_turn), $1, -count(*) FROM gone HAVING count(*) > 0
+)
+SELECT count(*) FROM gone;

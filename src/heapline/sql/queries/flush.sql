@@ -1,0 +1,16 @@
+-- name: enter_flush
+SELECT coalesce((SELECT max(upto) FROM flushed WHERE wal = $1), 0) AS mark, clock_ms() AS now,
+       (SELECT last_value FROM ready_turn) AS ready_turn, (SELECT last_value FROM lease_turn) AS lease_turn;
+
+-- name: insert_mark
+INSERT INTO flushed (wal, upto, at) VALUES ($1, $2, $3);
+
+-- name: delete_old_marks
+DELETE FROM flushed WHERE wal = $1 AND upto < $2;
+
+-- name: stored_ids
+SELECT id FROM ready WHERE id = ANY($1::bigint[]) UNION SELECT id FROM delayed WHERE id = ANY($1::bigint[]);
+
+-- name: count_flushed
+INSERT INTO counts (slot, topic, ready)
+SELECT last_value % 4, topic, count FROM counts_turn, unnest($1::integer[], $2::bigint[]) AS t(topic, count);

@@ -1,0 +1,94 @@
+-- name: due_delayed
+SELECT slot, ctid AS place, topic, coalesce(expires <= $2, false) AS expired FROM delayed
+WHERE at > $1 AND at <= $2 ORDER BY at LIMIT $3 FOR UPDATE SKIP LOCKED;
+
+-- name: delayed_to_ready
+WITH moved AS (DELETE FROM {delayed} WHERE ctid = ANY($1::tid[]) RETURNING *), counted AS (
+    INSERT INTO counts (slot, topic, ready, delayed) SELECT (SELECT last_value % 4 FROM counts_turn), topic, count(*), -count(*) FROM moved GROUP BY topic
+)
+INSERT INTO {ready} (slot, {columns}) SELECT {slot}, {columns} FROM moved;
+
+-- name: delayed_to_ended
+WITH gone AS (DELETE FROM {delayed} WHERE ctid = ANY($1::tid[]) RETURNING topic, id, hash),
+freed AS (
+    DELETE FROM idempotency_keys AS k USING gone AS g
+    WHERE g.hash IS NOT NULL AND k.topic = g.topic AND k.hash = g.hash AND k.id = g.id
+), counted AS (
+    INSERT INTO counts (slot, topic, delayed) SELECT (SELECT last_value % 4 FROM counts_turn), topic, -count(*) FROM gone GROUP BY topic
+)
+INSERT INTO {ended} (slot, topic, id, how, at) SELECT {slot}, topic, id, 'expired', $2 FROM gone;
+
+-- name: expire_ready
+WITH gone AS (
+    DELETE FROM ready WHERE expires <= $1 AND id = ANY (ARRAY(
+        SELECT id FROM ready WHERE expires <= $1 ORDER BY expires LIMIT $2))
+    RETURNING topic, id, hash
+), freed AS (
+    DELETE FROM idempotency_keys AS k USING gone AS g
+    WHERE g.hash IS NOT NULL AND k.topic = g.topic AND k.hash = g.hash AND k.id = g.id
+), kept AS (
+    INSERT INTO {ended} (slot, topic, id, how, at) SELECT {slot}, topic, id, 'expired', $1 FROM gone
+), counted AS (
+    INSERT INTO counts (slot, topic, ready) SELECT (SELECT last_value % 4 FROM counts_turn), topic, -count(*) FROM gone GROUP BY topic
+)
+SELECT topic, count(*) AS count FROM gone GROUP BY topic;
+
+-- name: next_deadline
+SELECT least((SELECT min(at) FROM delayed WHERE at > $1), (SELECT min(until) FROM lease),
+             (SELECT min(expires) FROM ready)) AS next;
+
+-- name: delete_old_keys
+DELETE FROM idempotency_keys WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM idempotency_keys WHERE scope = 0 AND expires <= $1 LIMIT $2));
+
+-- name: old_sequences
+SELECT t.id, s.producer, s.highest FROM topics AS t CROSS JOIN LATERAL (
+    SELECT producer, max(seq) AS highest FROM sequences
+    WHERE topic = t.id AND at <= $1 - ((t.config::json ->> 'dedup_window')::float8 * 1000)::bigint GROUP BY producer
+) AS s;
+
+-- name: forget_sequences
+WITH forgotten AS (DELETE FROM sequences WHERE topic = $1 AND producer = $2 AND seq <= $3)
+UPDATE producers SET forgotten_below = greatest(forgotten_below, $3 + 1) WHERE topic = $1 AND name = $2;
+
+-- name: delete_passed_producers
+DELETE FROM producers AS p WHERE p.name LIKE $1 AND p.used < $2
+    AND NOT EXISTS (SELECT FROM sequences AS s WHERE s.topic = p.topic AND s.producer = p.name);
+
+-- name: look
+SELECT clock_ms() AS now, (SELECT last_value FROM ready_turn) AS ready_turn,
+       (SELECT last_value FROM lease_turn) AS lease_turn, (SELECT last_value FROM ready_live) AS ready_live,
+       (SELECT last_value FROM counts_turn) AS counts_turn, (SELECT count(*) FROM topics) AS topics,
+       ARRAY(SELECT pg_relation_size(name::regclass) FROM unnest($1::text[]) WITH ORDINALITY AS t(name, n) ORDER BY n) AS sizes;
+
+-- name: slot_sizes
+SELECT pg_relation_size(name::regclass) AS bytes FROM unnest($1::text[]) WITH ORDINALITY AS t(name, n) ORDER BY n;
+
+-- name: turn_ring
+SELECT setval($1::text::regclass, $2);
+
+-- name: lock_slot
+LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE;
+
+-- name: short_lock_timeout
+SET LOCAL lock_timeout = '50ms';
+
+-- name: count_slot
+SELECT count(*) FROM (SELECT FROM {table} LIMIT $1) AS rows;
+
+-- name: move_survivors
+INSERT INTO {target} (slot, {columns}) SELECT {slot}, {columns} FROM {source} WHERE topic IN (SELECT t.id FROM topics AS t);
+
+-- name: fold_counts
+INSERT INTO {target} (slot, topic, ready, delayed, leased, dead)
+SELECT {slot}, topic, sum(ready), sum(delayed), sum(leased), sum(dead) FROM {source}
+WHERE topic IN (SELECT t.id FROM topics AS t) GROUP BY topic;
+
+-- name: move_undue
+WITH moved AS (
+    DELETE FROM {delayed} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {delayed} WHERE at > $1 ORDER BY at LIMIT $2)) RETURNING *
+)
+INSERT INTO delayed (slot, {columns}, wake, at) SELECT delayed_slot(at, $1), {columns}, wake, at FROM moved;
+
+-- name: truncate_slot
+TRUNCATE {table};

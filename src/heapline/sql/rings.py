@@ -1,0 +1,199 @@
+"""Turn the rings: open fresh slots, move the last rows out of old ones, and truncate these.
+
+Any node does it. A slot that is in use is tried again later: no call waits for this longer than the lock timeout of
+50 ms (queries/).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from heapline.sql.delayed import past_slots
+from heapline.sql.layout import COLUMNS, COUNTS_SLOTS, ENDED_SLOTS, SLOTS, Layout, of_columns
+from heapline.sql.statements import statement
+
+if TYPE_CHECKING:
+    from heapline.sql.shard import Shard
+
+SLOT_BYTES = 4 << 20  # size at which a slot of `ready` or `lease` is closed
+COUNTS_BYTES = 128 << 10  # size at which a slot of `counts` is closed, besides COUNT_BYTES for each topic
+COUNT_BYTES = 100
+FULL_RINGS = ("ready", "lease", "counts")  # those that turn when a slot is full
+VAIN_MAX = 3  # empty slots of `ready` that pops may look into
+SURVIVORS_MAX = 4000  # rows of a closed slot of `ready` that are moved to the open one; more of them stay
+
+
+class Rings:
+    def __init__(
+        self, shard: Shard, slot_bytes: int = SLOT_BYTES, counts_bytes: int = COUNTS_BYTES, pause: float = 0.0
+    ) -> None:
+        self._shard, self._slot_bytes, self._counts_bytes = shard, slot_bytes, counts_bytes
+        self._pause = pause  # seconds after which a slot that had too many rows is tried again
+        self._tried: dict[str, float] = {}  # table -> when it had too many
+
+    async def turn(self) -> None:
+        """Open and reclaim slots where that is due, in all rings."""
+        await self.advance()
+        await self.sweep()
+
+    async def advance(self) -> None:
+        """Open and reclaim slots of the rings that turn when they are full. One statement, if nothing is due."""
+        async with self._shard.connection() as connection:
+            row = await connection.fetchrow(
+                statement("look"), [table for ring in FULL_RINGS for table in _tables(ring)]
+            )
+        layout = Layout(row["now"], row["ready_turn"], row["lease_turn"], row["ready_live"])
+        sizes: dict[str, list[int]] = {}
+        start = 0
+        for ring in FULL_RINGS:
+            sizes[ring] = row["sizes"][start : start + SLOTS[ring]]
+            start += SLOTS[ring]
+        for ring in ("ready", "lease"):
+            await self._advance(ring, layout, sizes[ring])
+        if _in_vain(layout, sizes["ready"]) >= VAIN_MAX:
+            find = partial(self._find_live, opened=layout.open("ready"))
+            await self._unless_busy(partial(self._shard.run_alone, find))
+        await self._fold_counts(sizes["counts"], row["counts_turn"], row["topics"])
+
+    async def _advance(self, ring: str, layout: Layout, sizes: list[int]) -> None:
+        if sizes[layout.open(ring)] >= self._slot_bytes and 0 in sizes:
+            await self._unless_busy(partial(self._open_next, ring))
+        for slot, size in enumerate(sizes):
+            last = self._tried.get(f"{ring}_{slot}")
+            if size and slot != layout.open(ring) and (last is None or time.monotonic() >= last + self._pause):
+                await self._reclaim(ring, slot)
+
+    async def sweep(self) -> None:
+        """Truncate slots whose time is over."""
+        await self._forget_ended()
+        await self._empty_delayed()
+
+    async def _look(self, ring: str) -> tuple[Layout, list[int]]:
+        """Return how far the rings have turned, and the bytes of each slot of one."""
+        async with self._shard.connection() as connection:
+            return await self._shard.read_layout(connection), await slot_sizes(connection, ring)
+
+    async def _open_next(self, ring: str) -> None:
+        """Open the next empty slot if the open one is full."""
+
+        async def work(connection: asyncpg.Connection) -> None:
+            turn, sizes = (await self._shard.read_layout(connection)).turn(ring), await slot_sizes(connection, ring)
+            if sizes[turn % len(sizes)] < self._slot_bytes:
+                return  # another node was faster
+            later = [turn + step for step in range(1, len(sizes)) if not sizes[(turn + step) % len(sizes)]]
+            if later:
+                if ring == "ready":  # before the turn: setting a sequence is never rolled back
+                    await self._find_live(connection, later[0] % len(sizes))
+                await connection.execute(statement("turn_ring"), f"{ring}_turn", later[0])
+
+        await self._shard.run_alone(work)
+
+    async def _find_live(self, connection: asyncpg.Connection, opened: int) -> None:
+        """Record which slots of `ready` have rows, or will have as they are open. No other transaction runs."""
+        layout, sizes = await self._shard.read_layout(connection), await slot_sizes(connection, "ready")
+        used = {slot for slot, size in enumerate(sizes) if size} | {opened, layout.open("ready")}
+        await connection.execute(statement("turn_ring"), "ready_live", sum(1 << slot for slot in used))
+
+    async def _reclaim(self, ring: str, slot: int) -> None:
+        """Truncate a closed slot if it has few rows (`ready`, which are moved) or none (`lease`)."""
+        table, most = f"{ring}_{slot}", SURVIVORS_MAX if ring == "ready" else 0
+        count = statement("count_slot", table=table)
+
+        async def work(connection: asyncpg.Connection) -> None:
+            target = (await self._shard.read_layout(connection)).open(ring)
+            if target == slot:
+                return
+            if await connection.fetchval(count, most + 1) > most:
+                self._tried[table] = time.monotonic()
+                return
+            self._tried.pop(table, None)
+            await connection.execute(statement("short_lock_timeout"))
+            await connection.execute(statement("lock_slot", table=table))
+            if await connection.fetchval(count, most + 1) > most:
+                return
+            if ring == "ready":
+                move = statement(
+                    "move_survivors", source=table, target=f"ready_{target}", slot=str(target), columns=COLUMNS
+                )
+                await connection.execute(move)
+            await connection.execute(statement("truncate_slot", table=table))
+
+        await self._unless_busy(partial(self._shard.run, work))
+
+    async def _forget_ended(self) -> None:
+        """Truncate the slots of `ended` and `acked` that are opened next."""
+
+        async def work(connection: asyncpg.Connection, table: str) -> None:
+            await connection.execute(statement("short_lock_timeout"))
+            await connection.execute(statement("truncate_slot", table=table))
+
+        for ring in ("ended", "acked"):
+            layout, sizes = await self._look(ring)
+            slot = (layout.open_ended + 1) % ENDED_SLOTS
+            if sizes[slot]:
+                await self._unless_busy(partial(self._shard.run, partial(work, table=f"{ring}_{slot}")))
+
+    async def _empty_delayed(self) -> None:
+        """Truncate the slots of `delayed` whose period is over.
+
+        A message in one that is not due yet was too far in the future for all slots. It moves to another one.
+        """
+        layout, sizes = await self._look("delayed")
+
+        async def work(connection: asyncpg.Connection, table: str) -> None:
+            await connection.execute(of_columns("move_undue", delayed=table), layout.now, SURVIVORS_MAX)
+            count = statement("count_slot", table=table)
+            if await connection.fetchval(count, 1):
+                return
+            await connection.execute(statement("short_lock_timeout"))
+            await connection.execute(statement("lock_slot", table=table))
+            if not await connection.fetchval(count, 1):
+                await connection.execute(statement("truncate_slot", table=table))
+
+        for slot in past_slots(layout.now):
+            if sizes[slot]:
+                await self._unless_busy(partial(self._shard.run, partial(work, table=f"delayed_{slot}")))
+
+    async def _fold_counts(self, sizes: list[int], turn: int, topics: int) -> None:
+        """Open the next slot of `counts` if one is full, and move the sums of the closed ones there."""
+        full = self._counts_bytes + COUNT_BYTES * topics
+        if sizes[turn % COUNTS_SLOTS] > full and not sizes[(turn + 1) % COUNTS_SLOTS]:
+            async with self._shard.connection() as connection:
+                turn = await connection.fetchval(statement("turn_ring"), "counts_turn", turn + 1)
+        target = turn % COUNTS_SLOTS
+
+        async def work(connection: asyncpg.Connection, slot: int) -> None:
+            source = f"counts_{slot}"
+            await connection.execute(statement("short_lock_timeout"))
+            await connection.execute(statement("lock_slot", table=source))
+            fold = statement("fold_counts", source=source, target=f"counts_{target}", slot=str(target))
+            await connection.execute(fold)
+            await connection.execute(statement("truncate_slot", table=source))
+
+        for slot, size in enumerate(sizes):
+            if size and slot != target:
+                await self._unless_busy(partial(self._shard.run, partial(work, slot=slot)))
+
+    async def _unless_busy(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except asyncpg.LockNotAvailableError:
+            return  # in use; tried again at the next turn
+
+
+def _in_vain(layout: Layout, sizes: list[int]) -> int:
+    """Return how many slots of `ready` pops look into though they are empty."""
+    return sum(layout.ready_live >> slot & 1 for slot, size in enumerate(sizes) if not size)
+
+
+async def slot_sizes(connection: asyncpg.Connection, ring: str) -> list[int]:
+    return [row["bytes"] for row in await connection.fetch(statement("slot_sizes"), _tables(ring))]
+
+
+def _tables(ring: str) -> list[str]:
+    return [f"{ring}_{slot}" for slot in range(SLOTS[ring])]

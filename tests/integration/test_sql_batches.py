@@ -1,0 +1,130 @@
+"""Batches over topics of several shards: all or none, although nodes are killed and shards go away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import heapline
+import heapline.sql
+from heapline import Outgoing
+from tests.integration.mqueue_rig import b64
+from tests.integration.proxy import Proxy
+from tests.integration.sql_processes import admin_key, http, sql_node
+from tests.integration.test_sql_shards import topics_by_shard
+from tests.postgres import fresh_schema, shared_port, shared_url
+
+asyncpg = pytest.importorskip("asyncpg")
+
+
+@pytest.fixture
+async def database() -> AsyncIterator[str]:
+    """The name of a database besides the shared one."""
+    name = fresh_schema()
+    admin = await asyncpg.connect(shared_url())
+    await admin.execute(f"CREATE DATABASE {name} STRATEGY FILE_COPY")
+    yield name
+    await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    await admin.close()
+
+
+async def test_batch_over_shards_becomes_visible_everywhere_or_nowhere(database: str) -> None:
+    one, two = topics_by_shard(2)
+    async with heapline.sql.open([shared_url(), shared_url(database)], schema=fresh_schema()) as hl:
+        for topic in (one, two):
+            await hl.create_topic(topic)
+        for batch in ("kept", "dropped"):
+            await hl.prepare_batch(batch, "1", {one: [Outgoing(b"a")], two: [Outgoing(b"b", idempotency_key=batch)]})
+        with pytest.raises(heapline.BatchInDoubt):
+            await hl.enqueue(two, b"b", idempotency_key="kept")
+        assert await hl.commit_batch("kept", ["1"]) == 2
+        assert await hl.abort_batch("dropped") == 1
+        assert [(await hl.pop(topic, 10))[0].payload for topic in (one, two)] == [b"a", b"b"]
+        assert (await hl.enqueue(two, b"b", idempotency_key="kept")).duplicate
+        assert not (await hl.enqueue(two, b"b", idempotency_key="dropped")).duplicate
+
+
+async def test_decided_batch_is_completed_when_its_shard_returns(database: str) -> None:
+    one, two = topics_by_shard(2)
+    schema = fresh_schema()
+    async with Proxy(f"127.0.0.1:{shared_port()}") as proxy:
+        urls = [shared_url(), f"postgresql://postgres@{proxy.target}/{database}"]
+        async with heapline.sql.open(urls, schema=schema, poll_interval=0.1) as hl:
+            for topic in (one, two):
+                await hl.create_topic(topic)
+            await hl.prepare_batch("b", "1", {one: [Outgoing(b"a")], two: [Outgoing(b"b")]})
+            # As if the process had ended right after the decision: it is there, and no shard has applied it.
+            admin = await asyncpg.connect(urls[0], server_settings={"search_path": schema})
+            await admin.execute("INSERT INTO decisions VALUES ('b', '{1}', 2, $1, NULL, NULL, clock_ms())", [one, two])
+            await admin.close()
+            await proxy.close()
+            with pytest.raises(heapline.UnavailableError):
+                await hl.commit_batch("b", ["1"])
+            assert [m.payload for m in await hl.pop(one)] == [b"a"]  # the decision stands
+            with pytest.raises(heapline.BatchDecided):
+                await hl.abort_batch("b")
+            await proxy.reopen()
+            async with asyncio.timeout(30):  # nobody repeats the commit: a sweep completes it
+                while not (messages := await _pop_or_nothing(hl, two)):  # noqa: ASYNC110 - nothing reports it
+                    await asyncio.sleep(0.05)
+            assert [m.payload for m in messages] == [b"b"]
+            assert await hl.commit_batch("b", ["1"]) == 2
+            assert [await hl.pop(topic) for topic in (one, two)] == [[], []]
+
+
+async def _pop_or_nothing(hl: heapline.Broker, topic: str) -> list[heapline.Message]:
+    try:
+        return await hl.pop(topic)
+    except heapline.UnavailableError:
+        return []
+
+
+async def test_enqueues_over_shards_count_once_although_nodes_are_killed(tmp_path: Path, database: str) -> None:
+    """Over MQueue's API, with idempotency keys: a producer repeats each request until it is answered."""
+    one, two = topics_by_shard(2)
+    schema, urls = fresh_schema(), (shared_url(), shared_url(database))
+    rng, answered = random.Random(7), dict[int, list[int]]()
+
+    async def produce(client: httpx.AsyncClient, number: int) -> None:
+        items = [
+            {"namespace": "default", "topic": t, "payload": b64(b"%d" % number), "idempotency_key": f"{t}.{number}"}
+            for t in (one, two)
+        ]
+        while True:
+            answer = await client.post("/enqueue", json=items)
+            if answer.status_code == 200:
+                answered[number] = answer.json()
+                return
+            assert answer.status_code in (409, 500, 503), answer.text  # in doubt, or a part of the node is away
+            await asyncio.sleep(0.05)
+
+    number = 0
+    async with sql_node(tmp_path / "a", schema, *urls) as first:
+        key = admin_key(tmp_path / "a")
+        node = first
+        for round in range(2):
+            async with http(node, key) as client:
+                tasks = [asyncio.create_task(produce(client, number + i)) for i in range(20)]
+                await asyncio.sleep(rng.uniform(0.05, 0.4))
+                await node.kill()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            node = sql_node(tmp_path / f"b{round}", schema, *urls)
+            await node.__aenter__()
+            async with http(node, key) as client:  # what was not answered is sent again
+                missing = [n for n in range(number, number + 20) if n not in answered]
+                async with asyncio.timeout(60):
+                    await asyncio.gather(*(produce(client, n) for n in missing))
+            number += 20
+        async with heapline.connect(node.target, api_key=key) as hl:
+            for index, topic in enumerate((one, two)):
+                found = await hl.pop(topic, 1000)
+                assert Counter(m.id for m in found) == Counter(ids[index] for ids in answered.values())
+                assert sorted(int(m.payload) for m in found) == list(range(number))
+        assert await node.terminate() == 0
+        assert b"Traceback" not in node.logged()

@@ -1,0 +1,173 @@
+"""The Postgres broker's write path against a model, crashed at every await: Hypothesis chooses the calls and the crash.
+
+A node dies at any statement, before the server executes it or after (the answer is lost), or at any operation on the
+disk, which then loses what was not synced. Its successor opens the same log. At the end everything is taken: what was
+acknowledged is there exactly once, and nothing that was acked.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import heapline
+from heapline import Outgoing
+from tests.integration.sql_rig import crash, fresh_topic, open_node, take_all
+from tests.simulation.fake_disk import FakeDisk, PowerCut
+
+asyncpg = pytest.importorskip("asyncpg")
+
+CALLS = ("execute", "fetch", "fetchrow", "fetchval", "copy_records_to_table")
+VISIBILITY = 0.3  # seconds
+
+
+class Cut(ConnectionError):
+    """The node is dead: no statement reaches the server, no answer reaches the node."""
+
+
+class Cutter:
+    """Cuts a node off from the database at its n-th statement, before or after the server executes it."""
+
+    def __init__(self) -> None:
+        self.left: int | None = None  # statements until the cut; None: no cut
+        self.is_after = False
+
+    def wrap(self, call: Any) -> Any:
+        async def cuttable(connection: Any, *args: Any, **options: Any) -> Any:
+            if self.left is None:
+                return await call(connection, *args, **options)
+            self.left -= 1
+            if self.left > 0:
+                return await call(connection, *args, **options)
+            if self.left == 0 and self.is_after:
+                await call(connection, *args, **options)
+            raise Cut
+
+        return cuttable
+
+
+cutter = Cutter()
+
+
+class FailingDisk(FakeDisk):
+    """A disk whose operations fail once the power is cut: the node is dead, but its event loop runs on."""
+
+    def step(self, operation: str, path: str) -> None:
+        try:
+            super().step(operation, path)
+        except PowerCut:
+            raise OSError(errno.EIO, "the power is off", path) from None
+
+    def survivor(self, rng: random.Random) -> FailingDisk:
+        """Return the disk as it is after the power cut."""
+        disk = FailingDisk(seed=rng.getrandbits(32))
+        disk._root = self.crash(rng)._root
+        return disk
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cuttable_connections() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in CALLS:
+            patch.setattr(asyncpg.Connection, name, cutter.wrap(getattr(asyncpg.Connection, name)))
+        yield
+
+
+call = st.one_of(
+    st.tuples(st.just("enqueue"), st.integers(1, 4), st.booleans()),
+    st.tuples(st.just("enqueue"), st.integers(1, 4), st.just(False)),
+    st.tuples(st.just("take"), st.integers(1, 6), st.booleans()),
+)
+life = st.fixed_dictionaries(
+    {
+        "calls": st.lists(call, min_size=1, max_size=6),
+        "statements": st.one_of(st.none(), st.integers(1, 40)),
+        "is_after": st.booleans(),
+        "disk_steps": st.one_of(st.none(), st.none(), st.integers(0, 15)),
+    }
+)
+
+
+class Story:
+    """What one client was told, over the lives of a node."""
+
+    def __init__(self, topic: str, seed: int) -> None:
+        self.topic, self.rng = topic, random.Random(seed)
+        self.disk = FailingDisk(seed=seed)
+        self.asked: set[bytes] = set()
+        self.acknowledged: set[bytes] = set()
+        self.asked_to_ack: set[bytes] = set()
+        self.acked: set[bytes] = set()
+        self.keys: dict[str, bytes] = {}
+
+    async def live(self, plan: dict[str, Any], config: dict[str, Any]) -> None:
+        node = await open_node(self.disk, wal="/wal", **config)
+        self.disk.cut_power_in(plan["disk_steps"])
+        cutter.left, cutter.is_after = plan["statements"], plan["is_after"]
+        try:
+            for kind, count, flag in plan["calls"]:
+                try:
+                    await (self.enqueue(node, count, flag) if kind == "enqueue" else self.take(node, count, flag))
+                except heapline.UnavailableError:
+                    break
+        finally:
+            await crash(node)
+            cutter.left = None
+            self.disk = self.disk.survivor(self.rng)
+
+    async def enqueue(self, node: Any, count: int, has_keys: bool) -> None:
+        tags = [b"%d" % (len(self.asked) + n) for n in range(count)]
+        self.asked |= set(tags)
+        batch = [
+            Outgoing(t, priority=self.rng.randrange(3), idempotency_key=t.decode() if has_keys else None) for t in tags
+        ]
+        await node.enqueue_batch(self.topic, batch)
+        self.acknowledged |= set(tags)
+
+    async def take(self, node: Any, count: int, acks: bool) -> None:
+        messages = await node.pop(self.topic, count, visibility=VISIBILITY)
+        taken = {m.payload for m in messages}
+        assert not taken & self.acked, "delivered after its ack"
+        if acks:
+            self.asked_to_ack |= taken
+            await node.ack(messages)
+            self.acked |= taken
+
+    async def end(self, config: dict[str, Any]) -> None:
+        node = await open_node(self.disk, wal="/wal", **config)
+        try:
+            rest = Counter(await take_all(node, self.topic))
+        finally:
+            await node.close()
+        assert self.acknowledged - set(rest) <= self.asked_to_ack, "lost"
+        assert not set(rest) & self.acked, "delivered after its ack"
+        assert set(rest) <= self.asked
+        assert max(rest.values(), default=1) == 1, "stored twice"
+
+
+async def run(lives: list[dict[str, Any]], seed: int, config: dict[str, Any]) -> None:
+    topic = fresh_topic()
+    maker = await open_node()
+    await maker.create_topic(topic, k=50, backoff=heapline.Backoff(base=0), max_retries_default=250)
+    await maker.close()
+    story = Story(topic, seed)
+    for plan in lives:
+        await story.live(plan, config)
+    await story.end(config)
+
+
+#: Shrinking takes minutes here, and a story is short as it is.
+PHASES = (Phase.explicit, Phase.generate)
+
+
+@settings(max_examples=15, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
+@given(st.lists(life, min_size=1, max_size=3), st.integers(0, 1 << 30))
+async def test_acknowledged_messages_survive_crashes_once(lives: list[dict[str, Any]], seed: int) -> None:
+    await run(lives, seed, {})

@@ -1,0 +1,152 @@
+"""The Postgres broker over several shards: where topics are, and what happens when a shard is away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import heapline
+import heapline.sql
+from heapline import BadRequest, Outgoing
+from heapline.sql.placement import shard_of
+from tests.postgres import UNSYNCED, fresh_schema, postgres_server, shared_url
+
+asyncpg = pytest.importorskip("asyncpg")
+SHARDS = 3
+
+
+@pytest.fixture
+async def urls() -> AsyncIterator[list[str]]:
+    """Databases of their own on the shared server."""
+    names = [fresh_schema() for _ in range(SHARDS)]
+    admin = await asyncpg.connect(shared_url())
+    for name in names:
+        await admin.execute(f"CREATE DATABASE {name} STRATEGY FILE_COPY")
+    yield [shared_url(name) for name in names]
+    for name in names:
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    await admin.close()
+
+
+def topics_by_shard(shards: int) -> list[str]:
+    """One topic of each shard."""
+    found: dict[int, str] = {}
+    for i in range(100):
+        found.setdefault(shard_of("default", f"jobs{i}", shards), f"jobs{i}")
+    return [found[shard] for shard in range(shards)]
+
+
+async def test_topics_are_spread_over_the_shards_and_listed_together(urls: list[str]) -> None:
+    names = topics_by_shard(SHARDS)
+    async with heapline.sql.open(urls) as hl:
+        for name in names:
+            await hl.create_topic(name)
+            await hl.enqueue(name, name.encode())
+        assert [info.name for info in await hl.list_topics()] == sorted(names)
+        assert [(await hl.pop(name))[0].payload.decode() for name in names] == names
+    for url, name in zip(urls, names, strict=True):
+        connection = await asyncpg.connect(url)
+        assert [row["topic"] for row in await connection.fetch("SELECT topic FROM heapline.items")] == [name]
+        await connection.close()
+
+
+async def test_leases_of_several_shards_may_be_acked_together(urls: list[str]) -> None:
+    names = topics_by_shard(SHARDS)
+    async with heapline.sql.open(urls) as hl:
+        held = []
+        for name in names:
+            await hl.create_topic(name)
+            await hl.enqueue_batch(name, [Outgoing(b"x")] * 3)
+            held += await hl.pop(name, 3)
+        await hl.ack(held)
+        assert [(await hl.stats(name)).leased for name in names] == [0] * SHARDS
+
+
+@pytest.mark.parametrize("change", ["order", "fewer"])
+async def test_other_order_or_number_of_shards_is_refused(urls: list[str], change: str) -> None:
+    async with heapline.sql.open(urls) as hl:
+        await hl.create_topic("jobs")
+    other = urls[::-1] if change == "order" else urls[:2]
+    with pytest.raises(BadRequest, match="was opened before as shard"):
+        async with heapline.sql.open(other):
+            pass
+
+
+async def test_calls_on_a_shard_that_is_down_fail_while_others_work() -> None:
+    names, schema = topics_by_shard(2), fresh_schema()
+    with postgres_server(UNSYNCED) as (pid, port):
+        down = f"postgresql://postgres@127.0.0.1:{port}/postgres"
+        async with heapline.sql.open([shared_url(), down], schema=schema, poll_interval=0.1) as hl:
+            for name in names:
+                await hl.create_topic(name)
+                await hl.enqueue(name, b"before")
+            waiting = asyncio.create_task(hl.pop(names[1], 1, wait=60.0))
+            assert len(await waiting) == 1
+            waiting = asyncio.create_task(hl.pop(names[1], 1, wait=60.0))
+            os.kill(pid, signal.SIGQUIT)  # an immediate shutdown, as after a crash
+            async with asyncio.timeout(20):
+                for call in (waiting, hl.enqueue(names[1], b"x"), hl.pop(names[1]), hl.stats(names[1])):
+                    with pytest.raises(heapline.UnavailableError, match="shard 1 is unavailable"):
+                        await call
+                await hl.enqueue(names[0], b"after")
+                assert [m.payload for m in await hl.pop(names[0], 2)] == [b"before", b"after"]
+
+
+async def test_node_continues_when_its_connections_were_cut() -> None:
+    async with heapline.sql.open([shared_url()], schema=fresh_schema()) as hl:
+        await hl.create_topic("jobs")
+        waiting = asyncio.create_task(hl.pop("jobs", 1, wait=60.0, request_id="r"))
+        await hl.stats("jobs")
+        admin = await asyncpg.connect(shared_url())
+        await admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+            "AND backend_type = 'client backend'"
+        )
+        await admin.close()
+        async with asyncio.timeout(30):
+            sent = await until_available(lambda: hl.enqueue("jobs", b"x", idempotency_key="once"))
+            ends = await asyncio.gather(waiting, return_exceptions=True)
+            assert isinstance(ends[0], list | heapline.UnavailableError)
+            (message,) = await until_available(lambda: hl.pop("jobs", 1, wait=20.0, request_id="r"))
+        assert message.id == sent.id
+
+
+async def until_available(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Repeat a call that may be repeated, until the shard answers."""
+    while True:
+        try:
+            return await call()
+        except heapline.UnavailableError:
+            await asyncio.sleep(0.05)
+
+
+async def forever(call: Callable[[], Awaitable[Any]]) -> None:
+    """Repeat a call until it raises."""
+    while True:
+        await call()
+
+
+async def test_node_continues_after_its_database_refused_connections(
+    urls: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server runs, so the error is not that of a broken connection; it ended the node's timers for good."""
+    name = urls[0].rpartition("/")[2]
+    admin = await asyncpg.connect(shared_url())
+    async with heapline.sql.open(urls[:1], schema=fresh_schema(), poll_interval=0.1) as hl, asyncio.timeout(60):
+        await hl.create_topic("jobs")
+        await admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        await admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name)
+        with pytest.raises(heapline.UnavailableError):
+            await forever(lambda: hl.stats("jobs"))
+        while "cannot read the next deadline; will retry" not in caplog.text:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0.01)
+        await admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        await until_available(lambda: hl.enqueue("jobs", b"later", delay=0.1, idempotency_key="once"))
+        (message,) = await until_available(lambda: hl.pop("jobs", 1, wait=20.0, request_id="r"))
+        assert message.payload == b"later"
+    await admin.close()

@@ -1,0 +1,349 @@
+"""Enqueues that a node's write-ahead log acknowledges: durable before Postgres has them, and stored there once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import heapline
+from heapline import Outgoing
+from heapline.contract.errors import BadRequest, DirectoryLocked, JournalCorrupt
+from tests.integration.sql_rig import crash, fresh_topic, open_node, rig_schema, take_all
+from tests.postgres import shared_url
+from tests.simulation.fake_disk import FakeDisk
+from tests.unit.engine.rig import until
+
+asyncpg = pytest.importorskip("asyncpg")
+from heapline.sql import flusher as flushing  # noqa: E402 - needs asyncpg
+from heapline.sql import wal as logs  # noqa: E402 - needs asyncpg
+
+
+@pytest.fixture
+async def admin() -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(shared_url(), server_settings={"search_path": rig_schema()})
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def topic() -> str:
+    return fresh_topic()
+
+
+@contextlib.asynccontextmanager
+async def node(path: Path, **config: Any) -> AsyncIterator[Any]:
+    broker = await open_node(wal=str(path / "wal"), **config)
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+def buffer_of(broker: Any) -> Any:
+    return broker.node.buffers[0]
+
+
+@contextlib.asynccontextmanager
+async def no_flush(broker: Any, admin: Any) -> AsyncIterator[None]:
+    """Hold the lock that a flush needs."""
+    lock = buffer_of(broker).flusher._lock
+    await admin.execute(f"SELECT pg_advisory_lock({lock})")
+    try:
+        yield
+    finally:
+        await admin.execute(f"SELECT pg_advisory_unlock({lock})")
+
+
+async def stored(admin: Any, topic: str) -> int:
+    found: int = await admin.fetchval("SELECT count(*) FROM items WHERE topic = $1", topic)
+    return found
+
+
+async def test_enqueue_is_acknowledged_before_postgres_has_it_and_survives_a_crash(
+    tmp_path: Path, admin: Any, topic: str
+) -> None:
+    first = await open_node(wal=str(tmp_path / "wal"))
+    await first.create_topic(topic, k=10)
+    async with no_flush(first, admin):
+        results = await first.enqueue_batch(topic, [Outgoing(b"%d" % n, priority=n) for n in range(5)])
+        one = await first.enqueue(topic, b"last", priority=9, headers={"a": "b"}, key="customer", ttl=60)
+        assert await stored(admin, topic) == 0
+        await crash(first)
+    async with node(tmp_path) as second:
+        messages = await second.pop(topic, 10)
+        assert [m.id for m in messages] == [*(r.id for r in results), one.id]
+        assert (messages[-1].headers, messages[-1].key) == ({"a": "b"}, "customer")
+        await second.ack(messages)
+        assert await take_all(second, topic) == []
+
+
+async def test_keys_sequences_strict_order_and_limits_bypass_the_log(tmp_path: Path, admin: Any, topic: str) -> None:
+    async with node(tmp_path) as hl:
+        await hl.create_topic(topic, k=10)
+        await hl.create_topic(topic + "-strict")
+        await hl.create_topic(topic + "-limited", k=10, max_backlog=1)
+        async with no_flush(hl, admin):
+            first = await hl.enqueue(topic, b"x", idempotency_key="once")
+            again = await hl.enqueue(topic, b"x", idempotency_key="once")
+            assert (again.id, again.duplicate) == (first.id, True)
+            assert await stored(admin, topic) == 1
+            await hl.enqueue(topic + "-strict", b"x")
+            assert await stored(admin, topic + "-strict") == 1
+            await hl.enqueue(topic + "-limited", b"x")
+            with pytest.raises(heapline.ResourceExhausted):
+                await hl.enqueue(topic + "-limited", b"x")
+        assert buffer_of(hl).wal.durable == 0
+
+
+async def test_calls_see_what_this_node_has_acknowledged(tmp_path: Path, topic: str) -> None:
+    async with node(tmp_path) as hl:
+        await hl.create_topic(topic, k=10)
+        (sent,) = await hl.enqueue_batch(topic, [Outgoing(b"x")])
+        assert (await hl.get(topic, sent.id)).payload == b"x"
+        await hl.enqueue(topic, b"y")
+        assert len(await hl.peek(topic)) == 2
+        await hl.enqueue(topic, b"z")
+        assert (await hl.stats(topic)).ready == 3
+        last = await hl.enqueue(topic, b"cancelled")
+        await hl.cancel(topic, last.id)
+        await hl.enqueue(topic, b"purged")
+        assert await hl.purge(topic) == 4
+        await hl.enqueue(topic, b"kept")
+        await hl.update_topic(topic, k=1)
+        assert [m.payload for m in await hl.pop(topic, 10)] == [b"kept"]
+
+
+async def test_commit_whose_answer_is_lost_is_not_repeated(tmp_path: Path, topic: str) -> None:
+    async with node(tmp_path) as hl:
+        await hl.create_topic(topic, k=10)
+        shard, lost = hl.node.shards[0], 0
+        transact = shard.transact
+
+        async def lose_answer(begin: str, work: Any) -> Any:
+            nonlocal lost
+            result = await transact(begin, work)
+            if isinstance(result, flushing.Stored) and lost < 3:
+                lost += 1
+                raise heapline.UnavailableError("the connection broke after the commit")
+            return result
+
+        shard.transact = lose_answer
+        for n in range(5):
+            await hl.enqueue(topic, b"%d" % n)
+        flusher = buffer_of(hl).flusher
+        await until(lambda: flusher.lag == 0)
+        assert lost == 3
+        assert sorted(await take_all(hl, topic)) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_database_that_lost_a_flush_gets_it_again(tmp_path: Path, admin: Any, topic: str) -> None:
+    async with node(tmp_path, poll_interval=0.05) as hl:
+        await hl.create_topic(topic, k=10)
+        flusher = buffer_of(hl).flusher
+        await hl.enqueue(topic, b"kept")
+        await until(lambda: flusher.lag == 0)
+        mark = flusher.mark
+        await hl.enqueue_batch(topic, [Outgoing(b"rolled back"), Outgoing(b"rolled back too", delay=0.2)])
+        await until(lambda: flusher.lag == 0)
+        async with admin.transaction():  # what a failover to an older state does
+            await admin.execute("DELETE FROM ready WHERE payload = 'rolled back'")
+            await admin.execute("DELETE FROM delayed WHERE payload = 'rolled back too'")
+            await admin.execute("DELETE FROM flushed WHERE wal = $1 AND upto > $2", buffer_of(hl).wal.id, mark)
+            await admin.execute("INSERT INTO counts SELECT 0, * FROM miscounted")
+        while await stored(admin, topic) < 3:  # noqa: ASYNC110 - nothing tells when
+            await asyncio.sleep(0.02)
+        assert sorted(await take_all(hl, topic)) == [b"kept", b"rolled back", b"rolled back too"]
+
+
+async def test_log_is_deleted_some_time_after_its_flush(
+    tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "SEGMENT_BYTES", 1 << 20)
+    async with node(tmp_path, wal_keep=0) as hl:
+        await hl.create_topic(topic, k=10)
+        for n in range(40):
+            await hl.enqueue(topic, b"%d" % n + b" " * 100_000)
+        await hl.stats(topic)
+        directory, flusher = tmp_path / "wal" / "shard-0", buffer_of(hl).flusher
+        assert len(list(directory.glob("*.seg"))) >= 4
+        flusher._keep = 3600.0
+        await flusher.reclaim()
+        assert len(list(directory.glob("*.seg"))) >= 4
+        flusher._keep = 0.0
+        await flusher.reclaim()
+        assert len(list(directory.glob("*.seg"))) <= 2
+        await hl.enqueue(topic, b"after")
+    async with node(tmp_path) as hl:
+        assert len(await take_all(hl, topic)) == 41
+
+
+async def test_database_that_is_older_than_the_log_gets_what_is_left_of_it(
+    tmp_path: Path, admin: Any, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "SEGMENT_BYTES", 1 << 20)
+    async with node(tmp_path, wal_keep=0) as hl:
+        await hl.create_topic(topic, k=10)
+        for n in range(40):
+            await hl.enqueue(topic, b"%d" % n + b" " * 100_000)
+        await hl.stats(topic)
+        await buffer_of(hl).flusher.reclaim()
+        id = buffer_of(hl).wal.id
+    await admin.execute("DELETE FROM ready USING topics AS t WHERE topic = t.id AND t.name = $1", topic)
+    await admin.execute("DELETE FROM flushed WHERE wal = $1", id)
+    await admin.execute("INSERT INTO counts SELECT 0, * FROM miscounted")
+    async with node(tmp_path) as hl:
+        left = sorted(int(p) for p in await take_all(hl, topic))
+        assert left == list(range(left[0], 40))
+        assert 0 < left[0] < 39
+
+
+async def test_messages_read_from_the_log_are_flushed_in_slices(
+    tmp_path: Path, admin: Any, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MEMORY_BYTES_MAX", 4096)
+    monkeypatch.setattr(logs, "SLICE_BYTES", 8192)
+    async with node(tmp_path) as hl:
+        await hl.create_topic(topic, k=10)
+        async with no_flush(hl, admin):
+            for n in range(60):
+                await hl.enqueue(topic, b"%d" % n + b" " * 1000)
+        assert sorted(int(p) for p in await take_all(hl, topic)) == list(range(60))
+
+
+async def test_messages_of_a_deleted_topic_are_dropped_or_go_to_its_successor(
+    tmp_path: Path, admin: Any, topic: str
+) -> None:
+    async with node(tmp_path) as hl, node(tmp_path / "other") as other:
+        for name in (topic, topic + "-2"):
+            await hl.create_topic(name, k=10)
+        async with no_flush(hl, admin):
+            await hl.enqueue_batch(topic, [Outgoing(b"low", priority=1), Outgoing(b"high", priority=2)])
+            await hl.enqueue(topic + "-2", b"dropped")
+            for name in (topic, topic + "-2"):
+                await other.delete_topic(name)
+            await other.create_topic(topic, k=10, mode="max")
+        assert [m.payload for m in await hl.pop(topic, 10)] == [b"high", b"low"]
+        await hl.create_topic(topic + "-2", k=10)
+        assert await take_all(hl, topic + "-2") == []
+
+
+async def test_message_whose_id_is_taken_gets_another(tmp_path: Path, admin: Any, topic: str) -> None:
+    async with node(tmp_path) as hl:
+        await hl.create_topic(topic, k=10)
+        async with no_flush(hl, admin):
+            first = await hl.enqueue(topic, b"second with its id")
+            await hl.enqueue(topic, b"another")
+            slot = await admin.fetchval("SELECT last_value % 16 FROM ready_turn")
+            await admin.execute(
+                f"INSERT INTO ready_{slot} (slot, topic, id, key, due, priority, attempts, payload) "
+                "SELECT $1, id, $2, 0, 0, 0, 0, 'first with its id' FROM topics WHERE name = $3",
+                slot, first.id, topic,
+            )  # fmt: skip
+        messages = await hl.pop(topic, 10)
+        assert sorted(m.payload for m in messages) == [b"another", b"first with its id", b"second with its id"]
+        assert len({m.id for m in messages}) == 3
+
+
+async def test_node_without_its_id_does_not_mint(tmp_path: Path, admin: Any, topic: str) -> None:
+    async with node(tmp_path) as hl:
+        await hl.create_topic(topic, k=10)
+        first = await hl.enqueue(topic, b"x")
+        await admin.execute("UPDATE nodes SET until = 1 WHERE owner = $1", hl.node.shards[0].node.owner)
+        buffer_of(hl).forget()
+        second = await hl.enqueue(topic, b"y")
+        assert (second.id >> 12) & 1023 != (first.id >> 12) & 1023, "it has leased another number"
+        assert len(await take_all(hl, topic)) == 2
+
+
+async def test_directory_belongs_to_one_process_and_one_deployment(tmp_path: Path, topic: str) -> None:
+    async with node(tmp_path):
+        with pytest.raises(DirectoryLocked):
+            await open_node(wal=str(tmp_path / "wal"))
+    name = tmp_path / "wal" / "wal.json"
+    text = name.read_text()
+    name.write_text(text.replace('"deployment":"', '"deployment":"other-'))
+    with pytest.raises(BadRequest, match="is the write-ahead log of deployment other-"):
+        await open_node(wal=str(tmp_path / "wal"))
+    name.write_text(text)
+    async with node(tmp_path):
+        pass
+
+
+async def test_old_copy_of_the_directory_is_refused(tmp_path: Path, topic: str) -> None:
+    async with node(tmp_path) as hl:
+        await hl.create_topic(topic, k=10)
+        await hl.enqueue(topic, b"x")
+    shutil.copytree(tmp_path / "wal", tmp_path / "copy")
+    async with node(tmp_path) as hl:
+        await hl.enqueue(topic, b"y")
+    with pytest.raises(JournalCorrupt, match="units 2 to 2 are missing"):
+        await open_node(wal=str(tmp_path / "copy"))
+
+
+async def test_damaged_log_is_refused_by_name(tmp_path: Path, admin: Any, topic: str) -> None:
+    first = await open_node(wal=str(tmp_path / "wal"))
+    await first.create_topic(topic, k=10)
+    async with no_flush(first, admin):
+        for n in range(3):
+            await first.enqueue(topic, b"%d" % n + b"y" * 600)
+        await crash(first)
+    (segment,) = (tmp_path / "wal" / "shard-0").glob("*1.seg")
+    good = segment.read_bytes()
+    at = good.index(b"1yyy")
+    segment.write_bytes(good[:at] + b"?" + good[at + 1 :])
+    with pytest.raises(JournalCorrupt, match=r"0000000001\.seg"):
+        await open_node(wal=str(tmp_path / "wal"))
+    segment.write_bytes(good)
+    async with node(tmp_path) as hl:
+        assert len(await take_all(hl, topic)) == 3
+
+
+async def test_enqueues_go_to_postgres_while_the_log_cannot_be_written(
+    topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FakeDisk()
+    hl = await open_node(disk, wal="/wal")
+    try:
+        await hl.create_topic(topic, k=10)
+        await hl.enqueue(topic, b"0")
+        disk.inject("fdatasync", errno.EIO)
+        with pytest.raises(heapline.UnavailableError, match="outcome is unknown"):
+            await hl.enqueue(topic, b"unknown")
+        assert not buffer_of(hl).wal.is_usable
+        await hl.enqueue(topic, b"1")
+        monkeypatch.setattr(flushing, "REOPEN_MS", 0)
+        buffer_of(hl).flusher._reopen_at = 0
+        await until(lambda: buffer_of(hl).wal.is_usable)
+        before = buffer_of(hl).wal.durable
+        await hl.enqueue(topic, b"2")
+        assert buffer_of(hl).wal.durable == before + 1
+        assert set(await take_all(hl, topic)) - {b"unknown"} == {b"0", b"1", b"2"}
+    finally:
+        await hl.close()
+
+
+async def test_enqueue_fails_when_its_shard_is_down_for_longer_than_it_is_remembered(
+    tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node(tmp_path) as hl:
+        await hl.create_topic(topic, k=10)
+        await hl.enqueue(topic, b"before")
+        await hl.stats(topic)
+
+        async def down(*args: Any) -> Any:
+            raise heapline.UnavailableError("shard 0 is unavailable")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(hl.node.shards[0], "read_topic", down)
+            await hl.enqueue(topic, b"remembered")
+            buffer_of(hl).forget()
+            with pytest.raises(heapline.UnavailableError):
+                await hl.enqueue(topic, b"refused")
+        assert sorted(await take_all(hl, topic)) == [b"before", b"remembered"]
