@@ -12,22 +12,20 @@ import pytest
 
 from heapline.contract.broker import Broker
 from heapline.contract.message import TopicInfo
-from tests.conformance.worlds import WORLDS, World, has_feature
+from tests.conformance.worlds import LONG_WORLDS, WORLDS, World, has_feature
 
 MakeTopic = Callable[..., Awaitable[TopicInfo]]
 
 
-@pytest.fixture(params=sorted(WORLDS))
+@pytest.fixture(params=[*sorted(WORLDS), *(pytest.param(name, marks=pytest.mark.soak) for name in LONG_WORLDS)])
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    chosen = getattr(WORLDS[request.param], "modules", None)
-    if chosen is not None and request.module.__name__.rpartition(".")[2] not in chosen:
-        pytest.skip("this variant runs what it changes")
-    world = WORLDS[request.param](tmp_path)
-    modules = getattr(world, "modules", None)
-    if modules is not None and (
-        request.module.__name__ not in modules or request.node.originalname in world.not_run  # type: ignore[attr-defined]
-    ):
+    kind = {**WORLDS, **LONG_WORLDS}[request.param]
+    modules = getattr(kind, "modules", None)
+    if modules is not None and request.module.__name__.rpartition(".")[2] not in modules:
         pytest.skip("this world runs a part of the suite")
+    if request.node.originalname in getattr(kind, "not_run", ()):
+        pytest.skip("this world differs here; its class says why")
+    world = kind(tmp_path)
     needed = {mark.args[0] for mark in request.node.iter_markers("feature")}
     missing = needed - world.features
     if missing:

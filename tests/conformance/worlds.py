@@ -8,9 +8,10 @@ minutes is then left out.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -23,7 +24,10 @@ from heapline.client.transports.http import HttpBroker
 from heapline.client.transports.native import NativeBroker
 from heapline.clock import SystemClock
 from heapline.contract.broker import Broker
+from heapline.contract.call import HERE
 from heapline.contract.config import BrokerConfig
+from heapline.contract.message import TopicStats
+from heapline.contract.topics import Stats
 from heapline.engine import EmbeddedBroker
 from heapline.journal.disk import File, RealDisk, RealFile
 from heapline.server.auth.principals import NoAuthGuard
@@ -230,64 +234,74 @@ DELETE FROM topics; DELETE FROM nodes; DELETE FROM ready; DELETE FROM delayed; D
 DELETE FROM ended; DELETE FROM idempotency_keys; DELETE FROM producers; DELETE FROM sequences; DELETE FROM schedules;
 DELETE FROM prepared; DELETE FROM prepared_keys; DELETE FROM prepared_sequences; DELETE FROM decisions;
 DELETE FROM sinks;
-UPDATE hand_clock SET ms = 1767225600000;  -- 2026, as in the other worlds
 SELECT setval('ready_turn', 0), setval('lease_turn', 0);
 """
 
 
 class SqlWorld:
-    """`heapline.sql.open` on a schema that the tests of this process share, with a clock that is moved by hand."""
+    """`heapline.sql.open` on databases that the tests of this process share, with a clock that is moved by hand."""
 
     controls_time = True
     log_is_bare = True
     ids_collide = False
     features = FEATURES
     small: ClassVar[dict[str, Any]] = {"max_payload_bytes": 64 << 10}
-    schema: ClassVar[str | None] = None
+    shards = 1
+    #: The databases of the worlds with this number of shards, made for the first test.
+    databases: ClassVar[dict[int, list[str]]] = {}
 
     def __init__(self, directory: Path) -> None:
-        self.url = shared_url()
         self.settings: dict[str, Any] = {}
         self.broker: Any
         self.behind: Any  # the Postgres broker itself
-        self.admin: Any
-        self.ms = 0
+        self.admins: list[Any] = []
+        self.ms = 1767225600000  # 2026, as in the other worlds
 
     async def start(self) -> None:
         import asyncpg
 
-        if SqlWorld.schema is None:
-            await self._make_schema()
-        self.admin = await asyncpg.connect(self.url, server_settings={"search_path": SqlWorld.schema})
-        await self.admin.execute(CLEAN)
-        self.ms = await self.admin.fetchval("SELECT ms FROM hand_clock")
+        if self.shards not in self.databases:
+            self.databases[self.shards] = [await self._make_database(shard) for shard in range(self.shards)]
+        for url in self.databases[self.shards]:
+            admin = await asyncpg.connect(url, server_settings={"search_path": "heapline"})
+            await admin.execute(CLEAN)
+            self.admins.append(admin)
+        await self._move_clock(0)
         await self._open()
 
-    async def _make_schema(self) -> None:
+    async def _make_database(self, shard: int) -> str:
         import asyncpg
 
         from heapline.sql.migrations import migrate
 
-        schema = fresh_schema()
-        connection = await asyncpg.connect(self.url, server_settings={"search_path": schema})
-        await migrate(connection, schema, 0, 1)
+        name = fresh_schema()
+        connection = await asyncpg.connect(shared_url())
+        await connection.execute(f"CREATE DATABASE {name} STRATEGY FILE_COPY")
+        await connection.close()
+        url = shared_url(name)
+        connection = await asyncpg.connect(url, server_settings={"search_path": "heapline"})
+        await migrate(connection, "heapline", shard, self.shards)
         await connection.execute(HAND_CLOCK)
         await connection.close()
-        SqlWorld.schema = schema
+        return url
 
-    async def _open(self) -> None:
+    async def _open_node(self) -> Any:
         import heapline.sql
 
-        broker = heapline.sql.open([self.url], schema=self.schema, **self.settings)
+        broker = heapline.sql.open(self.databases[self.shards], **self.settings)
         broker.node.clock = HandClock()
-        self.broker = self.behind = await broker.__aenter__()
+        return await broker.__aenter__()
+
+    async def _open(self) -> None:
+        self.broker = self.behind = await self._open_node()
 
     async def _close(self) -> None:
         await self.broker.close()
 
     async def stop(self) -> None:
         await self._close()
-        await self.admin.close()
+        for admin in self.admins:
+            await admin.close()
 
     async def reopen(self, memory: Memory = "snapshot") -> Broker:
         await self._close()
@@ -303,15 +317,71 @@ class SqlWorld:
 
     async def advance(self, seconds: float) -> None:
         await self._move_clock(seconds)
-        await self.behind.node.tick()
-        await self.behind.fire_schedules()
+        await self._tick(self.behind)
+
+    async def _tick(self, node: Any) -> None:
+        await node.node.tick()
+        await node.fire_schedules()
 
     async def _move_clock(self, seconds: float) -> None:
         self.ms += round(seconds * 1000)
-        await self.admin.execute("UPDATE hand_clock SET ms = $1", self.ms)
+        for admin in self.admins:
+            await admin.execute("UPDATE hand_clock SET ms = $1", self.ms)
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=self.ms)
+
+
+class InTurns(Broker):
+    """Nodes behind a load balancer: each command goes to the next one. Totals are those of all nodes."""
+
+    def __init__(self, nodes: Sequence[Any]) -> None:
+        self.nodes, self._next = nodes, itertools.cycle(nodes)
+
+    def do(self, command: Any, context: Any = HERE, /) -> Any:
+        if isinstance(command, Stats):
+            return self._stats(command, context)
+        return next(self._next).do(command, context)
+
+    async def _stats(self, command: Stats, context: Any) -> TopicStats:
+        found = [await node.do(command, context) for node in self.nodes]
+        totals = [name for name in TopicStats.__struct_fields__ if name.endswith("_total")]
+        summed = {name: sum(getattr(stats, name) for stats in found) for name in totals}
+        return msgspec.structs.replace(found[0], **summed)  # type: ignore[no-any-return]
+
+    def stream(self, feed: Any, context: Any = HERE, /) -> Any:
+        return next(self._next).stream(feed, context)
+
+    async def close(self) -> None:
+        for node in self.nodes:
+            await node.close()
+
+
+class LongSqlNodesWorld(SqlWorld):
+    """Three nodes at once on three databases."""
+
+    shards = 3
+    #: The clock stands still, so all ids have the same milliseconds and the node decides their order; calls to several
+    #: nodes are served in any order; and latencies are those of one node.
+    not_run: ClassVar[frozenset[str]] = frozenset(
+        {"test_equal_priorities_are_served_in_order_of_arrival", "test_producer_object_continues_after_a_restart",
+         "test_ids_continue_after_a_restart", "test_part_of_a_committed_or_skipped_version_is_rejected",
+         "test_concurrent_pops_get_the_best_messages_in_call_order", "test_waiting_pops_are_served_in_call_order",
+         "test_stats_count_how_long_enqueues_pops_and_commits_took"}
+    )  # fmt: skip
+
+    async def _open(self) -> None:
+        self.broker = self.behind = InTurns([await self._open_node() for _ in range(3)])
+
+    async def _tick(self, node: Any) -> None:
+        for one in node.nodes:
+            await super()._tick(one)
+
+
+class SqlNodesWorld(LongSqlNodesWorld):
+    """The same, for two modules that nodes must agree on; opening nine pools takes half a second of CPU per test."""
+
+    modules: ClassVar[frozenset[str]] = frozenset({"test_leases", "test_retries"})
 
 
 class ServedSqlWorld(SqlWorld):
@@ -319,7 +389,7 @@ class ServedSqlWorld(SqlWorld):
 
     #: The server adds little to a broker that is tested by itself, so these parts of the suite must do.
     modules: ClassVar[frozenset[str]] = frozenset(
-        f"tests.conformance.test_{name}" for name in ("batch", "dead_letters", "pop", "prepared_batches", "schedules")
+        {"test_batch", "test_dead_letters", "test_pop", "test_prepared_batches", "test_schedules"}
     )
     #: The client repeats a cancelled pop by its request id, to release what the first one may have leased. The repeat
     #: may lease a message that arrives meanwhile, and releases it again a moment later.
@@ -384,8 +454,10 @@ WORLDS: dict[str, Callable[[Path], World]] = {
     "embedded": EmbeddedWorld, "pure": PureWorld, "memory": MemoryWorld, "grpc": GrpcWorld, "connect": ConnectWorld,
     "http": HttpWorld,
     "native": NativeWorld,
-    "sql": SqlWorld, "sql-wal": SqlWalWorld, "served-sql": ServedSqlWorld,
+    "sql": SqlWorld, "sql-nodes": SqlNodesWorld, "sql-wal": SqlWalWorld, "served-sql": ServedSqlWorld,
 }  # fmt: skip
+#: Worlds of `make soak`.
+LONG_WORLDS: dict[str, Callable[[Path], World]] = {"sql-nodes-long": LongSqlNodesWorld}
 
 Picture = dict[str, Any]
 
