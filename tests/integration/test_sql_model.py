@@ -17,7 +17,6 @@ import heapline
 import heapline.sql
 from heapline import Message, Outgoing
 from tests.conformance.worlds import SqlWorld
-from tests.postgres import shared_url
 
 asyncpg = pytest.importorskip("asyncpg")
 from heapline.sql import rings  # noqa: E402 - needs asyncpg
@@ -191,7 +190,7 @@ class Run:
     async def turn(self) -> None:
         node = self.node
         await rings.Rings(node.node.shards[0], SLOT_BYTES).turn()
-        self.turned = await self.world.admin.fetchval("SELECT last_value FROM ready_turn")
+        self.turned = await self.world.admins[0].fetchval("SELECT last_value FROM ready_turn")
 
     async def compare(self) -> None:
         stats = await self.node.stats("jobs")
@@ -219,16 +218,16 @@ async def world(tmp_path: Path) -> AsyncIterator[SqlWorld]:
 @pytest.mark.parametrize("seed", range(3))
 async def test_two_nodes_agree_with_the_model(world: SqlWorld, seed: int) -> None:
     await world.broker.create_topic("jobs", backoff=heapline.Backoff(base=0), max_retries_default=250)
-    async with heapline.sql.open([world.url], schema=world.schema) as other:
+    async with heapline.sql.open(world.databases[1]) as other:
         for node in (world.broker, other):
             await node.node.timekeepers[0].close()  # the run decides when time passes and rings turn
         await Run(world, [world.broker, other], seed).steps()
 
 
 @pytest.fixture(params=[False, True], ids=["free", "held"])
-async def old_transaction(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+async def old_transaction(world: SqlWorld, request: pytest.FixtureRequest) -> AsyncIterator[None]:
     """Perhaps a transaction that keeps vacuum, and index scans, from removing what was deleted."""
-    connection = await asyncpg.connect(shared_url())
+    connection = await asyncpg.connect(world.databases[1][0])
     transaction = connection.transaction(isolation="repeatable_read")
     await transaction.start()
     if request.param:
