@@ -13,7 +13,7 @@ sizes. It yields one dict per figure:
     better    optional, "higher" or "lower": which way the ratio improves. Without it higher, unless the target bounds
               the ratio from above: "≤ 1.5×"
     error     optional: why there is no figure; `value` is None then
-    about     optional, where the baseline is somebody else's product: its `peer`, `version` and `durability`
+    about     optional, where the baseline is another product: its `peer`, `version` and `durability`
 
 Between them it may yield a `harness.Step`, which moves the progress bar.
 

@@ -23,7 +23,7 @@ class Row:
     met: bool | None = None
     better: Literal["higher", "lower"] = "higher"
     error: str | None = None
-    #: Of a baseline that is somebody else's product: `peer`, `version`, `durability`. It gets a table of its own.
+    #: About a baseline that is another product: `peer`, `version`, `durability`. It gets a table of its own.
     about: dict[str, str] | None = None
 
     @classmethod

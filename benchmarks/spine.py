@@ -21,7 +21,7 @@ SELECT_US_MAX = 1.2
 GROWTH_MAX = 2.0
 
 Candidates = list[list[tuple[int, int]]]
-#: Fills something anew and gives back what drains it.
+#: Fills an index and returns a function that drains it.
 Prepared = Callable[[], Callable[[], int]]
 
 

@@ -1,6 +1,6 @@
 """Drives Celery: tasks sent one by one, as it has no batches; its worker below this process, with two more below it.
 
-How many are done is told by its queue: what is neither in the list nor among the unacknowledged has been worked off.
+Its queue shows how many are done: those neither in the list nor unacknowledged.
 Looking there fifty times a second costs the worker nothing.
 """
 

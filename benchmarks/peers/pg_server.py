@@ -76,7 +76,7 @@ class PgServer:
 
 
 def ordinary_user() -> dict[str, Any]:
-    """For subprocess: whom to be instead of root; nothing, if we are somebody else already."""
+    """Return the user to run as for subprocess, or nothing if this process is not root."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")

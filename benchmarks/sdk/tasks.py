@@ -1,6 +1,6 @@
 """Tasks with an empty handler: enqueued in batches and worked off at once, next to other libraries for tasks.
 
-Whoever enqueues and whoever works share a process, where the library lets them: Celery's worker is a process with two
+Producer and worker share a process where the library allows it: Celery's worker is a process with two
 more below it. A turn enqueues a batch and ends when as many have been worked off. A peer that cannot be had, or fails,
 is a row that says so.
 """

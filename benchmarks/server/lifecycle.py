@@ -37,7 +37,7 @@ def run(quick: bool, directory: Path) -> Iterator[Figure | Step]:
 
 
 def job_of(server: Serving, kind: str, shape: Shape, seconds: float, messages_max: int | None = None) -> Job:
-    """Each kind on a topic of its own: what `enqueue` leaves behind is in nobody's way."""
+    """Use a topic per kind, so that what `enqueue` leaves behind disturbs no other kind."""
     options = {"key_file": str(server.key_file), "kind": kind, "topic": f"{kind}-{shape[0]}"}
     return Job(
         port=server.port, batch=shape[0], in_flight=shape[1], seconds=seconds, server_pid=server.pid,

@@ -60,7 +60,7 @@ def opened(peer: Peer, directory: Path) -> AbstractContextManager[Running]:
     """The peer's server, on a new directory."""
     directory.mkdir()
     for above in (directory, directory.parent):
-        above.chmod(0o711)  # PostgreSQL may run as somebody else
+        above.chmod(0o711)  # PostgreSQL may run as another user
     return peer.start(directory)
 
 

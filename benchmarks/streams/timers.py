@@ -207,7 +207,7 @@ async def follow(hl: EmbeddedBroker, clock: ShiftedClock, seen: list[Seen]) -> N
 
 
 async def enqueue_for(hl: EmbeddedBroker, seconds: float) -> float:
-    """Batches at an even pace, whoever is slow; messages a second."""
+    """Send batches at an even pace, however slow the answers; return messages per second."""
     batch, pace = [Outgoing(PAYLOAD, -1)] * CALL_ROWS, CALL_ROWS / ENQUEUED_PER_S
     start, calls = perf_counter(), set[asyncio.Task[Any]]()
     for number in range(round(seconds / pace)):

@@ -75,7 +75,7 @@ class Ports:
 
 
 class Reader:
-    """Somebody who follows a page in a directory, from its first block to its last."""
+    """A reader who follows a page in a directory, from its first block to its last."""
 
     def __init__(self, directory: Path, ports: Ports) -> None:
         self.directory, self.ports = directory, ports

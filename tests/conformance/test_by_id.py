@@ -233,7 +233,7 @@ async def test_reschedule_of_a_delayed_message_makes_it_ready(world: World, jobs
     await jobs.reschedule("jobs", id, delay=0)
     assert (await take(jobs)).id == id
     await world.advance(1)
-    assert await jobs.pop("jobs") == [], "the old timer fires for nobody"
+    assert await jobs.pop("jobs") == [], "the old timer has no effect"
 
 
 @pytest.mark.usefixtures("fake_time")

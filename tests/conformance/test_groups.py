@@ -475,7 +475,7 @@ async def test_groups_survive_a_restart_where_they_were(world: World, topic: Mak
     after = await hl.get_group("jobs", "g")
     assert (after.config, after.lag, after.members) == (before.config, 1, before.members)
     assert [dead.offset for dead in await hl.group_dead_list("jobs", "g")] == [b.offset]
-    assert payloads(await all_rows(hl, 1)) == [b"3"], "it was out, and nobody knows any more"
+    assert payloads(await all_rows(hl, 1)) == [b"3"], "it was delivered, and the delivery was forgotten"
     assert payloads(await all_rows(hl, 4, group="made-later")) == [b"0", b"1", b"2", b"3"]
 
 

@@ -126,7 +126,7 @@ class Filler:
 
 
 async def known(hl: EmbeddedBroker, topic: str, ids: Sequence[int]) -> dict[int, Any]:
-    """What is told of each id; None of those that nothing is remembered of."""
+    """Return what the broker reports for each id, or None for ids that it has forgotten."""
     told = await asyncio.gather(*(hl.get(topic, id) for id in ids), return_exceptions=True)
     for answer in told:
         if isinstance(answer, BaseException) and not isinstance(answer, heapline.MessageNotFound):

@@ -50,7 +50,7 @@ class Said:
 
     @property
     def must_live(self) -> list[int]:
-        """Answered, and nobody ever began to ack them."""
+        """Enqueues that were answered and whose ack no worker began."""
         return [id for id in self.enqueued if id not in self.ack_begun]
 
 

@@ -88,7 +88,7 @@ class MQueueRig(Rig):
         return self
 
     async def restart(self, memory: Memory = "snapshot") -> None:
-        """Everything is closed and opened again, on another port; whoever calls must log in again."""
+        """Close everything and open it again on another port; callers must log in again."""
         await self.reopen(memory)
 
     async def login(self, email: str) -> Client:

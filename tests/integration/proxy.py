@@ -3,7 +3,7 @@
 Bytes go through as they come. `cut()` ends all connections at once, with a reset; `cut_after(n)` lets so many more
 bytes of the answers through and then cuts, wherever in a frame that is; `stall()` stops reading from the server, so
 that its answers back up as they do behind a client that does not read, until `flow()`; `hold()` takes the answers in
-and keeps them; `vanish()` lets nothing through any more, in either direction, and tells nobody.
+and keeps them; `vanish()` drops everything in both directions without closing anything.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each client goes on for ever: a call that finds no server is repeated on the next one, if repeating is safe (numbers,
 idempotency keys, request ids, batches), and left in doubt if not. What is in `Record` as answered was answered; the
-server may have done more than that, never less. Knows nothing of processes: `Link` is told where the server is.
+server may have done more than that, never less. It does not know processes: `Link` receives the server's address.
 Commands go over the native wire, and PopStream, which only gRPC has, over a connection of its own.
 """
 
@@ -64,7 +64,7 @@ class Link:
                 self.refusals.append(error)
 
     async def once(self, act: Callable[[Broker], Awaitable[T]]) -> T | None:
-        """Call; None if nobody knows what came of it. The next call waits for the next server."""
+        """Call; return None if the result is unknown. The next call waits for the next server."""
         broker = await self.other_than(None)
         try:
             return await act(broker)
@@ -366,7 +366,7 @@ class Load:
         others = [t for t in self._tasks if t not in streams]
         async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*others)
-        for task in streams:  # they may wait for messages that nobody sends any more
+        for task in streams:  # they may wait for messages that will not be sent
             task.cancel()
         for end in await asyncio.gather(*streams, return_exceptions=True):
             if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):

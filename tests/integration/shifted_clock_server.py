@@ -28,7 +28,7 @@ class ShiftedClock(SystemClock):
         """Set the wall, for every process that reads this file."""
         fresh = self._offset.with_suffix(".new")
         fresh.write_text(str(ms), encoding="ascii")
-        fresh.replace(self._offset)  # nobody reads half a number
+        fresh.replace(self._offset)  # a reader never sees half a number
 
 
 def main() -> None:

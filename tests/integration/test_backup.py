@@ -94,7 +94,7 @@ async def test_backup_under_load_is_complete_and_passes_every_checksum(tmp_path:
         found = await payloads_in(copy, "jobs")
         leased = {p for p in found if p.startswith(b"leased")}
         missing = (enqueued - ack_asked) - found
-        assert len(missing) <= len(leased) <= 39  # what somebody holds comes back when the lease ends
+        assert len(missing) <= len(leased) <= 39  # leased messages return when their leases end
         assert not found & acked
         assert found - leased <= asked
 

@@ -2,7 +2,7 @@
 
 For each damage one of these must hold, and nothing else: the topic opens with exactly the state it had; it is refused
 with a CorruptionError that names a file of its own; or it opens and only single messages, whose own bytes are damaged,
-are told to be corrupt and never delivered. Meanwhile the other topic of the directory serves as if nothing had
+are reported as corrupt and never delivered. Meanwhile the other topic of the directory serves as if nothing had
 happened, and `heapline journal verify` finds the damage.
 """
 
@@ -213,7 +213,7 @@ def named(what: str, file: str, error: CorruptionError, harm: Harm) -> str:
 
 
 def single_records(harm: Harm, found: dict[str, Any], expected: dict[str, Any]) -> str:
-    """All differences must be messages that are told to be corrupt; wrong bytes are never handed out."""
+    """Check that every difference is a message reported as corrupt; wrong bytes are never delivered."""
     assert found["stats"] == expected["stats"], harm
     assert found["offsets"] == expected["offsets"], harm
     delivered = {row[0] for row in found["ready"]}
@@ -241,7 +241,7 @@ def is_found(disk: RamDisk) -> bool:
     except CorruptionError:
         return True
     places = [TopicFiles(e.topic, f"/data/{e.folder}", e.incarnation, e.config) for e in entries]
-    # A flipped bit in space not written yet looks like a torn write, and is told as one.
+    # A flipped bit in space not written yet looks like a torn write and is reported as one.
     found = [verify_topic(disk, place, running=False) for place in places]
     return any(topic.findings or topic.report.torn_unit for topic in found)
 

@@ -147,7 +147,7 @@ async def feed(hl: heapline.Broker) -> None:
 
 def check_all_worked_on(notes: list[Note]) -> None:
     assert len({note.row for note in notes if note.what == "acking"}) == ROWS
-    assert len({note.member for note in notes}) > MEMBERS, "nobody came back"
+    assert len({note.member for note in notes}) > MEMBERS, "no member returned"
 
 
 def check_none_held_twice(notes: list[Note], starts: dict[str, list[float]]) -> None:

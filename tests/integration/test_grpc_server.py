@@ -109,7 +109,7 @@ async def test_request_over_the_server_s_limit_is_refused(tmp_path: Path) -> Non
         assert (await rig.broker.stats("jobs")).ready == 0
 
 
-# -- what is told ------------------------------------------------------------------------------------------------------
+# -- metadata and errors ------------------------------------------------------------------------------------------
 
 
 async def test_unexpected_error_returns_internal_without_details(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Garbage on the HTTP port: requests made from the OpenAPI and against it, and bytes that are no requests.
 
-No answer is a 500, every answer is one that the document tells of, nothing of the server's inside is told, and what was
+No answer is a 500, the document lists every answer, no internals of the server are disclosed, and what was
 refused has changed nothing.
 """
 
@@ -94,7 +94,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def _tamed(document: Any) -> Any:
-    """No pop that waits, for there are only so many seconds; and this server asks nobody who he is."""
+    """Avoid pops that wait, which would take too long. This server requires no credential."""
     document = json.loads(json.dumps(document)) | {"security": []}
     document["components"]["schemas"]["Pop"]["properties"]["wait"] = {"type": "number", "minimum": 0, "maximum": 0}
     return document

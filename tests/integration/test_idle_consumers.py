@@ -1,6 +1,6 @@
 """Many consumers that do nothing: idle streams, and consumers that have credits and do not read.
 
-They cost what they hold and no more, keep nobody else waiting, and leave nothing behind.
+They cost only what they hold, delay no other caller, and leave nothing behind.
 """
 
 from __future__ import annotations

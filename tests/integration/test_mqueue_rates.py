@@ -22,7 +22,7 @@ async def test_rate_limited_namespace_gets_retry_after_and_others_are_served(tmp
     async with MQueueRig(tmp_path, mqueue_rate=0.4, mqueue_burst=5.0) as rig:
         alice, bob = await rig.login(ALICE), await rig.login(BOB)
         (id,) = await alice.put(b"x")
-        assert [m["id"] for m in await bob.take()] == [id]  # two requests at once, whoever makes them
+        assert [m["id"] for m in await bob.take()] == [id]  # two requests at the same time, from any user
         for refused in (alice.enqueue(item()), bob.dequeue(), bob.ack(id), bob.nack(id)):
             limited(await refused, 3)  # 2.5 seconds, in whole ones
         assert await rig.counts() == (0, 0, 1, 0)

@@ -62,7 +62,7 @@ async def test_key_revoked_while_a_body_is_on_its_way_does_nothing(rig: GuardedR
 
 async def test_key_revoked_while_its_changes_wait_for_their_turn_makes_no_more(rig: GuardedRig) -> None:
     key_id, leaked = rig.key(ALL)
-    async with rig.guard._changing:  # somebody's change is under way
+    async with rig.guard._changing:  # another change is in progress
         revoking = asyncio.ensure_future(rig.ask("DELETE", f"/v1/keys/{key_id}"))
         await until(lambda: bool(rig.guard._changing._waiters))
         making = [

@@ -398,7 +398,7 @@ async def test_consumer_survives_broken_streams_and_keeps_received_messages(cut:
             await message.ack()
             if len(got) == 12:
                 break
-    assert got == [b"%d" % i for i in range(12)], "each once: what had arrived was used, nothing was leased anew"
+    assert got == [b"%d" % i for i in range(12)], "each once: what had arrived was used, nothing was leased again"
     await until(lambda: nothing_leased(cut))
 
 

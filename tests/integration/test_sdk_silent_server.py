@@ -1,6 +1,6 @@
 """A server that is gone and says nothing: no reset, no end. Calls end in time, and the next server is used.
 
-The proxy swallows what comes from either side. Nobody but the client's own pings can tell it from a server that thinks.
+The proxy swallows what comes from either side. Only the client's own pings can distinguish it from a slow server.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def test_consumer_continues_at_the_next_server_and_lost_messages_return(
         silence.first.vanish()
         ids = {(await silence.rig.behind.enqueue("jobs", b"%d" % i)).id for i in range(3)}
 
-        async def are_sent() -> bool:  # to somebody who does not hear
+        async def are_sent() -> bool:  # to a server that receives nothing
             return (await silence.rig.behind.stats("jobs")).leased_total >= 2
 
         await until(are_sent)
@@ -131,5 +131,5 @@ async def test_worker_continues_when_the_server_answers_again(
 
 
 async def _reached(worker: Worker, done: int) -> None:
-    while worker.totals.done < done:  # noqa: ASYNC110 - other tasks tell nobody
+    while worker.totals.done < done:  # noqa: ASYNC110 - other tasks send no event
         await asyncio.sleep(0.02)

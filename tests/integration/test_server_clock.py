@@ -1,7 +1,7 @@
-"""Somebody sets the clock of the machine while a real server runs: by an hour, by a day, forwards and back.
+"""The machine's clock is set while a real server runs: by an hour, by a day, forwards and back.
 
 What runs for so and so long (leases, delays, back-off) does not notice; what is meant for a moment (deliver_at, the
-life of a token) follows; ids and lease tokens never repeat, also when the server is started anew with an older date.
+life of a token) follows; ids and lease tokens never repeat, even if the server is restarted with an older date.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ async def test_stopped_server_leaves_nothing_to_repair(tmp_path: Path) -> None:
 
 
 async def test_server_with_idle_clients_stops_immediately(tmp_path: Path) -> None:
-    """Long before its grace is over: nobody is waited for who only waits."""
+    """The server stops long before its grace period ends, because it does not wait for idle callers."""
     config = tmp_path / "server.yaml"
     config.write_text("stop_grace: 3600\n")
     server = Process(tmp_path / "data", "--insecure-everybody", "--config", str(config))

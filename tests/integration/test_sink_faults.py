@@ -45,7 +45,7 @@ SEEDS = int(os.environ.get("HEAPLINE_FAULT_SEEDS", "200"))
 
 
 class Died(Exception):
-    """Somebody was killed here."""
+    """A process was killed here."""
 
 
 class Server:
@@ -57,7 +57,7 @@ class Server:
 
     def __enter__(self) -> Server:
         self._loop.run(self._process.__aenter__())
-        # The same port from now on: whoever writes finds it again.
+        # The same port from now on, so that writers find it again.
         self._process._flags = ("--port", self._process.target.rpartition(":")[2])
         self.where = {"heapline.url": self._process.target, "heapline.api_key_file": str(self.data / "admin.key")}
         return self
@@ -94,7 +94,7 @@ class NaiveSpark:
         self._rng, self._server, self._batch_of = rng, server, batch_of
         self._topic = topic
         self._options = server.options(topic)
-        self._late: list[Callable[[], object]] = []  # what goes on though nobody waits for it any more
+        self._late: list[Callable[[], object]] = []  # calls that continue although no caller waits for them
         self.tries = 0
 
     def run(self) -> None:
@@ -123,7 +123,7 @@ class NaiveSpark:
         if self._rng.random() < 0.02:
             self._server.kill()
         if self._rng.random() < 0.1:
-            if self._rng.random() < 0.3:  # taken for dead, it commits after all, when another has begun anew
+            if self._rng.random() < 0.3:  # considered dead, it still commits after another has restarted
                 self._late.append(lambda: _as_it_may(lambda: commit(self._options, batch, winners)))
             raise Died  # before its commit
         commit(self._options, batch, winners)

@@ -70,7 +70,7 @@ async def test_decided_batch_is_completed_when_its_shard_returns(database: str) 
             with pytest.raises(heapline.BatchDecided):
                 await hl.abort_batch("b")
             await proxy.reopen()
-            async with asyncio.timeout(30):  # nobody repeats the commit: a sweep completes it
+            async with asyncio.timeout(30):  # no client repeats the commit: a sweep completes it
                 while not (messages := await _pop_or_nothing(hl, two)):  # noqa: ASYNC110 - nothing reports it
                     await asyncio.sleep(0.05)
             assert [m.payload for m in messages] == [b"b"]

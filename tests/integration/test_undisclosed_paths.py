@@ -53,7 +53,7 @@ async def test_error_for_a_corrupt_journal_hides_its_path(rig: GuardedRig) -> No
     await Rig.start(rig)
     code, text = await told_over_grpc(rig, "Stats", pb.StatsRequest(topic="jobs"))
     assert code == "DATA_LOSS"
-    assert "default/jobs" in text  # which file it is, is told
+    assert "default/jobs" in text  # the error names the topic
     refuse_paths(rig, text)
 
 

@@ -103,7 +103,7 @@ class Worker:
 async def until(holds: Callable[[], Any], told: Callable[[], str] = str, seconds: float = 60) -> None:
     try:
         async with asyncio.timeout(seconds):
-            while not holds():  # noqa: ASYNC110 - other processes tell nobody
+            while not holds():  # noqa: ASYNC110 - other processes send no event
                 await asyncio.sleep(0.02)
     except TimeoutError:
         raise AssertionError(f"it did not come to pass; the worker said:\n{told()}") from None
@@ -135,7 +135,7 @@ async def enqueue(broker: heapline.Broker, task: str, *seconds: float) -> list[i
 
 
 def check_one_at_a_time(found: list[dict[str, Any]]) -> None:
-    """Within a lease nobody else has the message: the next begins after the end, or after a dead one's lease."""
+    """Within a lease no other worker has the message: the next begins after its end, or after a dead worker's lease."""
     lives: defaultdict[int, dict[int, dict[str, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     for record in found:
         lives[record["id"]][record["token"]][record["what"]] = record  # of beats the last
@@ -172,7 +172,9 @@ async def test_work_of_killed_workers_is_redelivered_to_one_worker(tmp_path: Pat
         stats = await broker.stats("jobs")
         assert (stats.ready, stats.delayed, stats.dead) == (0, 0, 0)
         found = records(home)
-        assert len([r for r in found if r["what"] == "start"]) > len(ids)  # some were begun anew: the test bites
+        assert len([r for r in found if r["what"] == "start"]) > len(
+            ids
+        )  # some ran again, so the test proves something
         check_one_at_a_time(found)
 
 

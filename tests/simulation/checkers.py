@@ -69,13 +69,13 @@ class PayloadIntact:
             for got, call in life.deliveries:
                 sent = seen.history.sent.get(got.name)
                 if sent is None or sent.payload != got.payload:
-                    yield f"call {call.number} delivered {len(got.payload)} bytes ({life.id}) that nobody sent so"
+                    yield f"call {call.number} delivered {len(got.payload)} bytes ({life.id}) that no client sent"
                 elif sent.priority != got.priority and not life.moves:
                     yield f"{got.name} was sent with priority {sent.priority} and delivered with {got.priority}"
 
 
 class SingleLease:
-    """Until a lease has ended, nobody else gets the message."""
+    """Until a lease has ended, no other worker gets the message."""
 
     def complaints(self, seen: Evidence) -> Iterator[str]:
         for call in seen.history.of(seen.topic, "pop"):

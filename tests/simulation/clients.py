@@ -123,7 +123,7 @@ class Producer(Client):
         if call.outcome == "unknown" and can_repeat:
             self._again.append(batch)
         elif call.outcome == "ok" and can_repeat and rng.random() < 0.05:
-            self._again.append(batch)  # somebody sends it again although it was answered
+            self._again.append(batch)  # a client sends it again although it was answered
 
     def _answered_below(self, batch: Batch) -> int | None:
         """The least number that is still without an answer; what may be sent again counts as that."""

@@ -2,8 +2,8 @@
 
 `GroupSeesAll`: whatever a worker got, and whatever was enqueued without delay, every group got too, at one place of the
 stream that is the same for all. `GroupAckedStaysDone`: a row whose ack was answered never comes again.
-`GroupOffsetWaits`: the committed offset has not passed a row that nobody acked. Groups that were made with the topic
-and read to the end are judged; which rows a crash made come again is nobody's promise.
+`GroupOffsetWaits`: the committed offset has not passed a row that was not acked. Groups that were made with the topic
+and read to the end are judged; which rows are redelivered after a crash is not promised.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Story:
                 yield f"GroupSeesAll {row.id} stands in the stream at {places[row.id]} and at {place}"
             sent = self._history.sent.get(name_in(row.payload))
             if sent is None or sent.payload != row.payload:
-                yield f"GroupSeesAll call {call.number} got {len(row.payload)} bytes at {place} that nobody sent so"
+                yield f"GroupSeesAll call {call.number} got {len(row.payload)} bytes at {place} that no client sent"
         if len(set(places.values())) < len(places):
             yield "GroupSeesAll two messages stand at one place"
         missing = self._wanted() - places.keys()

@@ -1,4 +1,4 @@
-"""Seeded members of consumer groups: they fetch, ack in any order, nack, leave, begin anew and forget what they hold.
+"""Seeded members of consumer groups: they fetch, ack in any order, nack, leave, restart and forget what they hold.
 
 What a member holds outlives the node, as with real ones: after a crash it acks rows that may by then be somebody
 else's. At the end `GroupDrainer` reads every group to its end. All goes through the history; group_checker.py judges.

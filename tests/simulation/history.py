@@ -37,7 +37,7 @@ def fairness_key_of(name: str) -> str | None:
 
 
 class Sent(NamedTuple):
-    """A message that somebody tried to enqueue. `name` is its own: two sends of one name are one message."""
+    """A message that a client tried to enqueue. `name` identifies it: two sends of one name are one message."""
 
     name: str
     payload: bytes
@@ -180,7 +180,7 @@ class History:
 
     def end(self, call: Call, outcome: Outcome, result: Any = None, error: BaseException | None = None) -> None:
         if call.outcome != "open":
-            return  # the crash came first: nobody heard this answer
+            return  # the crash came first: no client received this answer
         call.outcome, call.result, call.error = outcome, result, error
         call.ended, call.ended_at = self._next(), self.clock.elapsed_ns / 1e9
         call.steady_end, call.wall_end = self.steady_of(call.topic), self.clock.wall_ms()

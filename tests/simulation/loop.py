@@ -2,7 +2,7 @@
 
 When nothing is ready the loop does not wait: it moves its clock to the next timer. When there is no timer either,
 nothing can ever happen again, and `Deadlock` is raised with the tasks that wait. No sockets, no threads, no signals;
-whoever asks for those gets NotImplementedError from asyncio itself.
+callers of those get NotImplementedError from asyncio itself.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SimLoop(asyncio.BaseEventLoop):
         pass
 
     def _write_to_self(self) -> None:
-        pass  # nobody sleeps in a selector, so nobody needs to be woken
+        pass  # no thread sleeps in a selector, so none needs to be woken
 
 
 def run(work: Coroutine[Any, Any, T], clock: FakeClock | None = None) -> T:

@@ -155,10 +155,10 @@ class Node:
     # -- leftovers -------------------------------------------------------------------------------------------------
 
     def _stray(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An error in a callback, or one that nobody looked at."""
+        """Record an error in a callback, or one that was never retrieved."""
         error = context.get("exception")
         over = self._over is not None and self._over.done()
-        # When a future is collected is no part of a run: an expected error that nobody fetched is not held against it.
+        # When a future is collected is no part of a run: an expected error that was never retrieved does not count.
         if error is None or over or isinstance(error, PowerCut | HeaplineError | OSError):
             return
         self._strays.append(f"{context['message']}: {error!r}")

@@ -1,6 +1,6 @@
 """The spine protocol with one clause taken away each: every one of them must make the oracle complain.
 
-A clause whose loss nobody notices is either not needed or not tested.
+A clause whose loss no test notices is either not needed or not tested.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class FencesNobody(Publisher):
 
 
 class ForgetsBootOnRestart(Publisher):
-    """Numbers begin anew after a restart, so that publications from before it pass for newer ones."""
+    """Numbers start again after a restart, so that older publications seem newer."""
 
     def __init__(self, queue: LocalQueue, durable: Durable, *, resend_ms: int = 200) -> None:
         super().__init__(queue, msgspec.structs.replace(durable, boot=0), resend_ms=resend_ms)
@@ -217,7 +217,7 @@ class AcknowledgesBeforeAllOpened(Spine):
 
 
 class AsksBeforeAllOpened(Spine):
-    """Whoever has opened the epoch serves; nobody waits for the others."""
+    """Partitions that have opened the epoch serve without waiting for the others."""
 
     def _is_fenced(self) -> bool:
         return True

@@ -92,7 +92,7 @@ def worse_head_in_flight(publisher: type[Publisher] = Publisher, spine: type[Spi
 
 
 def better_head_not_yet_acknowledged(publisher: type[Publisher] = Publisher, spine: type[Spine] = Spine) -> list[str]:
-    """Partition 1 has said that it has a 10, and nobody has heard it: 10 must not be eligible."""
+    """Partition 1 published a 10 and no one received it: 10 must not be eligible."""
     story = Story(1, 2, publisher, spine)
     story.enqueues(0, 20)
     story.enqueues(1, 30)

@@ -258,7 +258,7 @@ class World:
                 partition.publisher.tick(self.now)
 
     def crash(self, x: int, y: int) -> None:
-        """What was not on disk is undone: leases too, which nobody can have heard of."""
+        """Undo what was not on disk, including leases, which no worker can have received."""
         partition = self.partitions[x % len(self.partitions)]
         if partition.is_up:
             partition.crash()

@@ -132,7 +132,7 @@ def test_lost_publication_is_said_again_until_its_message_is_handed_out() -> Non
 
 
 def test_head_sent_before_its_lease_is_on_disk_breaks_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs a publisher must not send what lies in its outbox before everything it rests on is durable."""
+    """A publisher's owner must not send its outbox before everything it depends on is durable."""
 
     def sends_early(partition: SimPartition) -> list[ToSpine]:
         outbox = partition.publisher.outbox[:]

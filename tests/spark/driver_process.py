@@ -46,7 +46,7 @@ class Driver:
         with self.process.stdout as lines:
             for line in lines:
                 self.said.append(line)
-                with self._log.open("a") as log:  # as it comes, for whoever looks why it takes so long
+                with self._log.open("a") as log:  # unbuffered, to show what a slow run is doing
                     log.write(line)
                 self._lines.put(line)
         self._lines.put(None)

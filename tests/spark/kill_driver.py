@@ -143,7 +143,7 @@ def follow(spark: Any, given: Given, over: threading.Event) -> None:
                 round_rows=given["round_rows"], until=over.is_set,
                 on_progress=lambda progress: tell(archiving=progress.done),
             )  # fmt: skip
-        except Exception as error:  # it begins anew, from where the lake ends
+        except Exception as error:  # it starts again from where the lake ends
             tell(query="archive", failed=str(error)[:300])
             over.wait(0.5)
 

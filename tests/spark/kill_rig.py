@@ -67,7 +67,7 @@ class Scene:
         return heapline.connect_sync(self._server.target, api_key=(self.data / "admin.key").read_text().strip())
 
     def restart_server(self) -> None:
-        """Kill it with -9 and start it again; whoever is about to write must wait."""
+        """Kill it with -9 and start it again; writers must wait."""
         self.record["server killed"] += 1
         self._loop.run(self._server.kill())
         self._loop.run(self._server.spawn())

@@ -38,7 +38,7 @@ def main(given: dict[str, Any]) -> None:
         failing = spark.read.format("heapline").options(**options).option("startingOffsets", '{"jobs": {"0": 9999}}')
         lost = spark.read.format("heapline").options(**{**options, "subscribe": "nowhere"})
         told = [failure_of(failing.load), failure_of(lost.load)]
-        if way == "token":  # a key that the server does not know is somebody's key, too
+        if way == "token":  # a key that the server does not know is a credential, too
             strange = {**options, "heapline.token": given["strange"]}
             told.append(failure_of(spark.read.format("heapline").options(**strange).load))
         tell(way=way, failures=told)

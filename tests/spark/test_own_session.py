@@ -87,5 +87,5 @@ def test_key_is_absent_from_event_log_and_spark_output(run: Run) -> None:
 
 
 def secrets_of(run: Run) -> list[str]:
-    """Keys, and the half of each that nobody may know."""
+    """Keys, and the secret half of each."""
     return [part for key in run.keys for part in (key, key[len(key) // 2 :])]

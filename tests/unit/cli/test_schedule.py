@@ -1,4 +1,4 @@
-"""`heapline schedule`: what is typed, what is told to people and to programs."""
+"""`heapline schedule`: its arguments, and its output for people and for programs."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_batches_hold_all_waiting_calls_in_order_within_the_limits(
 
 
 class Road:
-    """Carries batches when it is told to, and remembers them."""
+    """Answer batches when the test says so, and record them."""
 
     def __init__(self, crowd: Pacer | None = None, **caps: Any) -> None:
         self.batches: list[list[Any]] = []

@@ -107,7 +107,7 @@ def test_admin_key_of_another_program_is_neither_sent_nor_an_error(
     assert settings(connect_from_env())[1] is None
     monkeypatch.setenv("HEAPLINE_DATA", str(tmp_path / "data"))
     with pytest.raises(BadRequest, match="the file must contain one API key and nothing else"):
-        heapline.connect()  # somebody has said that it is ours
+        heapline.connect()  # the environment names it
 
 
 async def test_new_key_of_a_server_on_this_machine_is_found_at_the_next_connection(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ async def test_prefetched_message_is_not_handed_out_after_its_time_if_extending_
         hl.failures["extend"] = [UnavailableError("away")] * 1000
         await asyncio.sleep(45)
         message = await anext(messages)
-        assert message.attempts == 2, "it had come back, and was leased anew"
+        assert message.attempts == 2, "it was returned and leased again"
 
 
 @simulated
@@ -413,7 +413,7 @@ async def test_cancelled_close_still_releases_and_ends(hl: Fragile) -> None:
         closing.cancel()
         await asyncio.wait({closing})
         await asyncio.sleep(5)
-        assert await counts(hl) == (2, 1), "nothing is held that nobody will ever handle"
+        assert await counts(hl) == (2, 1), "nothing is leased that no handler will run"
         await first.ack()
         await hl.ack(await hl.pop("jobs", 9))
 

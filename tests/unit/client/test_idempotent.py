@@ -1,4 +1,4 @@
-"""The client's own numbers: given once, closed when their call ends, and renewed where somebody else has used them."""
+"""The client's own sequence numbers: assigned once, closed with their call, renewed if another client used them."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ async def test_rows_of_a_missing_topic_wait_without_blocking_others(
         assert await relay.run_once() == 1
         assert waiting(engine) == 1
         await hl.create_topic("later")
-        assert await relay.run_once() == 0  # it looks again after a while, or when it is told to
+        assert await relay.run_once() == 0  # it checks again after a while, or when it is woken
         relay.wake()
         assert await relay.run_once() == 1
     assert payloads(hl, "later") == [b"early"]

@@ -1,4 +1,4 @@
-"""The blocking client: one loop for all that is made of it, and nobody waits for ever when it is closed."""
+"""The blocking client: one loop for everything created from it, and no caller waits forever when it is closed."""
 
 from __future__ import annotations
 

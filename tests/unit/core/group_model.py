@@ -21,7 +21,7 @@ def i64(values: Any) -> I64:
 
 
 def spread(members: Sequence[str], partitions: Sequence[int], before: Shares) -> dict[str, list[int]]:
-    """Everyone keeps what it has, up to its fair share; the rest goes to whoever has least."""
+    """Each member keeps what it has, up to its fair share; the rest goes to the member that has least."""
     most = -(-len(partitions) // len(members))
     shares = {m: [p for p in before.get(m, ()) if p in partitions][:most] for m in members}
     for p in sorted(set(partitions) - {p for some in shares.values() for p in some}):
@@ -85,7 +85,7 @@ class Model:
         for offset, _ in rows:
             assert offset not in self.out, "two holders"
             others = [o for at, o in self.forgotten if at == offset and o.member != member and o.deadline > now]
-            assert not others, "somebody else may still be at it"
+            assert not others, "another member may still be processing it"
             if offset not in self.seen:
                 before = [o for o in self.ids if self.floor <= o < offset and o not in self.seen]
                 assert not before, "first deliveries go in order"

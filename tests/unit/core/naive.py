@@ -311,7 +311,7 @@ class NaivePartition:
 
     def time_out(self, id: int, now: Now, becomes: str) -> None:
         m = self.messages[id]
-        assert m.lease is not None, "a lease ended that nobody holds"
+        assert m.lease is not None, "a lease ended that no worker holds"
         assert m.lease.deadline <= now.steady, "a lease ended early"
         assert self.fate(id) == becomes
         self.come_back(id, now, None, "lease expired", "lease expired")

@@ -129,7 +129,7 @@ class BatchRig(EnqueueRig):
         assert held == expected
         assert p.prepared.count == len(self.prepared_ids())
         for id in self.prepared_ids():
-            assert p.find(id) is None, "nobody sees what is only prepared"
+            assert p.find(id) is None, "prepared messages are invisible"
 
 
 def _key_rows(rows: list[NaivePrepared]) -> KeyRows | None:

@@ -184,7 +184,7 @@ def test_large_commit_goes_in_several_events_that_replay_from_anywhere(monkeypat
     assert [event.more for event in events] == [True, True, False]
     rig.p.place_in_stream(events[0])
     rig.emit(events[0])
-    # Killed here: what is left is decided anew, and nothing is attached twice.
+    # Killed here: the rest is decided again, and nothing is attached twice.
     rest = rig.replayed().partitions[0].prepared.decide_commit("b", ["1", "2", "3"], (), rig.take_seq, rig.now.steady)
     assert [id for event in rest for id in event.ids.tolist()] == ids[2:]
     for event in rest:

@@ -36,7 +36,7 @@ def test_caller_that_takes_all_tokens_gets_the_full_rate(rate: float) -> None:
         total += room
     exact = int(rate * 1000) * 3000 // 1_000_000
     saved = max(1, rate / 10) - burst  # a part of a message may have been left at first
-    # A bucket of one message is full when the next is due: whoever asks a part of a millisecond late loses that part.
+    # A bucket of one message is full when the next is due: a late caller loses tokens.
     late = 1 + exact * rate / 1000 if rate < 10 else 0
     assert exact - late <= total <= exact + saved + 1
 

@@ -1,4 +1,4 @@
-"""Segments stay while a row of the stream that somebody needs points into them."""
+"""Segments stay while a row of the stream that a reader needs points into them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Stories that people should read: testdata/*.txt, each a list of commands with what they brought about.
 
 A command stands above `----`, its effects below, an empty line ends them; lines that begin with # are for the reader.
-Messages have one-letter names. To write the effects anew after a change that is meant:
+Messages have one-letter names. To write the effects again after an intended change:
 
     python -m tests.unit.core.test_transcripts
 """

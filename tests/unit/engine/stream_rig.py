@@ -1,6 +1,6 @@
 """Groups on a rig without the calls for them: what the log side keeps is looked at directly.
 
-`told` is the stream as whoever reads the journal sees it: the yardstick for all that is kept in memory.
+`told` is the stream as a reader of the journal sees it: what memory must agree with.
 """
 
 from __future__ import annotations

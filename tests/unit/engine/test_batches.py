@@ -392,7 +392,7 @@ async def test_write_that_fails_at_any_step_of_a_commit_leaves_all_or_nothing(op
 
 
 async def unsure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next decision becomes durable, and nobody is told so."""
+    """The next decision becomes durable, and its caller gets no answer."""
     await rig.hl.commit_batch("first", [])
     system = rig.hl.batches.decisions.topic.runner
     assert system is not None

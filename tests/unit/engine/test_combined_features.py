@@ -164,7 +164,7 @@ class World:
                 return
             idle = 0 if got else idle + 1
             assert idle < 20, f"stuck: {stats.ready} ready, {stats.delayed} delayed, {stats.leased} leased"
-            # Leases that nobody was told of run out; then there is a back-off.
+            # Leases whose answer was lost expire; then there is a backoff.
             self.rig.clock.advance(0.4 if idle < 5 else 3600.0)
             await settle(3)
 

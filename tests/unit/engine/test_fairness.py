@@ -116,7 +116,7 @@ async def test_limit_and_rate_hold_after_a_failed_write() -> None:
 
 
 async def test_pop_waiting_for_the_rate_wakes_automatically(tmp_path: Any) -> None:
-    """Nobody else asks for anything: the runner must have planned to look again."""
+    """No other call arrives, so the runner must have scheduled its next check."""
     clock = FakeClock()
     async with EmbeddedBroker(str(tmp_path / "data"), clock=clock) as hl:
         await hl.create_topic("jobs", max_pops_per_second=1000, **SMALL)

@@ -202,7 +202,7 @@ async def test_growth_whose_write_fails_leaves_the_topic_as_it_was() -> None:
 
 
 async def test_growth_with_a_failed_sync_is_consistent() -> None:
-    """Nobody was told, so either is right; but catalog, settings and partitions come into line."""
+    """No caller got an answer, so either is right; but catalog, settings and partitions agree."""
     async with opened() as rig:
         rig.disk.inject("fdatasync", path=".seg")
         with pytest.raises(heapline.TopicReloading):

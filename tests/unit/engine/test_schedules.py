@@ -259,7 +259,7 @@ async def test_schedule_of_a_deleted_topic_stays_and_reports_it() -> None:
         await rig.hl.delete_topic("jobs")
         await pass_time(rig, 60)
         assert "does not exist" in str((await rig.hl.get_schedule("a")).problem)
-        assert len(await fired(rig.hl, "others")) == 1, "it holds up nobody"
+        assert len(await fired(rig.hl, "others")) == 1, "it delays no other schedule"
         await rig.reopen()
         await rig.hl.fire_schedules()
         assert "does not exist" in str((await rig.hl.get_schedule("a")).problem)

@@ -1,4 +1,4 @@
-"""Herds: very many timers, leases or lives that end at once delay nobody by more than a bounded number of rows.
+"""Herds: very many timers, leases or lifetimes that end together delay each caller by a bounded number of rows.
 
 Rows are counted, not time: those that went into the units which an answer waited for.
 """
@@ -70,7 +70,7 @@ async def test_burst_adds_at_most_one_slice_per_unit() -> None:
         rig.io.release()
         await asyncio.gather(*calls)
         await settle(2000)
-        assert sum(waiting(rig)) == 0, "nobody need ask for the rest to fire"
+        assert sum(waiting(rig)) == 0, "the rest fires without another call"
 
 
 async def test_burst_adds_no_unit_while_calls_wait_for_a_write() -> None:

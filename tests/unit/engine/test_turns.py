@@ -170,7 +170,7 @@ async def test_message_is_handed_over_only_when_its_lease_is_durable() -> None:
         assert not pop.done()
         crashed = Rig(rig.disk.crash())
         await crashed.open()
-        assert (await crashed.hl.stats("jobs")).ready == 1, "had the power gone, nobody would have had it"
+        assert (await crashed.hl.stats("jobs")).ready == 1, "after a power cut it would still be ready"
         await crashed.hl.close()
         rig.io.release()
         assert len(await pop) == 1

@@ -112,7 +112,7 @@ async def test_batch_that_cannot_be_dropped_is_dropped_later_without_blocking(
 
         with monkeypatch.context() as patch:
             patch.setattr(rig.hl, "do", away)
-            with pytest.raises(heapline.IdempotencyConflict):  # what the caller is told is what was wrong
+            with pytest.raises(heapline.IdempotencyConflict):  # the caller receives the real cause
                 await batches.enqueue(shares(b"another", "k"))
             await batches.enqueue({"jobs": [Outgoing(b"x")]})
         left = len(await rig.hl.list_batches())

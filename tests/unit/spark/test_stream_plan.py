@@ -75,7 +75,7 @@ async def test_micro_batch_is_limited_and_every_partition_advances() -> None:
             assert sorted(v for batch in batches for v in batch) == [b"%03d" % i for i in range(100)]
             assert stream.next() is None
         with followed(rig, maxOffsetsPerTrigger="30") as stream:
-            assert len(stream.next(limited=False) or []) == 100  # whoever asks for all gets all
+            assert len(stream.next(limited=False) or []) == 100  # an unlimited read gets everything
 
 
 async def test_micro_batch_waits_for_min_rows_up_to_the_delay() -> None:

@@ -182,7 +182,7 @@ note.enqueue_sync(3)
 
 
 def test_child_of_a_fork_shares_nothing_with_its_parent(tmp_path: Path) -> None:
-    """A directory is the parent's: the child is told so, instead of hanging on a thread that is not there."""
+    """A directory belongs to the parent: the child gets an error instead of waiting for a missing thread."""
     environment = {**os.environ, "PYTHONPATH": str(Path(heapline.__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-c", FORK], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,

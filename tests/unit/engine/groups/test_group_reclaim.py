@@ -43,7 +43,7 @@ async def test_rewritten_row_is_delivered_after_its_segment_is_deleted() -> None
 
 
 async def worked_off(rig: Rig) -> None:
-    """Several segments that nobody needs, and two snapshots behind them."""
+    """Several segments that nothing needs, and two snapshots after them."""
     for _ in range(12):
         await fill(rig, 250, b"x" * 1000)
         await rig.hl.ack(await rig.hl.pop("jobs", 250))

@@ -344,7 +344,7 @@ async def test_waiting_fetch_is_woken_by_rows_retries_and_new_partitions() -> No
         with pytest.raises(GroupNotFound):
             await waiting
         with pytest.raises(GroupNotFound):
-            await fetch(hl)  # a subscription does not make its group anew
+            await fetch(hl)  # a subscription does not create its group again
 
 
 async def test_cancelled_fetch_loses_nothing() -> None:

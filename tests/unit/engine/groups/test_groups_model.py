@@ -1,7 +1,7 @@
 """Random interleavings of everything that members, workers and time do to a group, with kills, against a naive model.
 
 The model knows who was given which row and until when, and what was acked. It holds the broker to: a row stands at one
-place; nobody is given what another member still holds; what was acked never comes again; first deliveries come in the
+place; no member gets what another still holds; acked rows are never redelivered; first deliveries come in the
 order of the stream; nothing is left out; lag is what is not done.
 """
 
@@ -87,7 +87,7 @@ class World:
 
     async def ask(self, member: str, count: int) -> Fetched:
         if self.used[member] != self.sessions[member]:
-            self.forget(member)  # it says by that that it has begun anew
+            self.forget(member)  # which reports that it restarted
             self.used[member] = self.sessions[member]
         return await self.hl.group_fetch("jobs", "g", member, session=self.session(member), max_messages=count)
 

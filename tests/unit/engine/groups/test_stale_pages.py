@@ -80,7 +80,7 @@ async def test_failed_log_read_is_raised_and_logged(
 
 
 async def test_fetch_served_by_another_page_is_not_served_again() -> None:
-    """While its answer waits for the disk it would take more rows, which nobody gets until their time is over."""
+    """While its answer waits for the disk it would take more rows, which no member gets until they time out."""
     async with opened() as rig:
         await fill(rig, 10)
         await fetch(rig.hl, max_messages=0)

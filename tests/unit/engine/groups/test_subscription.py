@@ -237,7 +237,7 @@ def test_rows_to_settle_are_accepted_in_any_shape() -> None:
     assert offsets_of([]) == {}
 
 
-# -- whoever is gone leaves nothing behind -----------------------------------------------------------------------------
+# -- members that are gone leave nothing behind ----------------------------------------------------------------------
 
 
 async def members(hl: Watched) -> list[str]:

@@ -242,7 +242,7 @@ async def test_checkpoint_continues_where_its_reader_stopped(monkeypatch: pytest
         await rows.aclose()  # type: ignore[attr-defined]
         if len(seen) == before:
             break
-    # The row at which somebody stops is not done: it comes again.
+    # The row at which a reader stops is not done: it is delivered again.
     assert list(dict.fromkeys(seen)) == [b"%d" % i for i in range(30)]
     assert max(map(seen.count, seen)) <= 2
     await hl.enqueue("jobs", b"new")
@@ -282,7 +282,7 @@ async def test_replay_continues_when_its_topic_is_reloaded() -> None:
             await rig.hl.enqueue("jobs", b"%d" % i)
         rows = rig.hl.replay("jobs", rate=1e6)
         seen = [(await anext(rows)).payload]
-        await rig.hl.update_topic("jobs", fsync="os")  # which is only taken up by opening it anew
+        await rig.hl.update_topic("jobs", fsync="os")  # takes effect when the topic is opened again
         await settle()
         seen += [row.payload async for row in rows]
         assert seen == [b"%d" % i for i in range(10)]

@@ -42,7 +42,7 @@ def new_disk() -> FakeDisk:
 
 
 def no_pause(seconds: float) -> None:
-    raise AssertionError("nobody else holds the lock")
+    raise AssertionError("no other process holds the lock")
 
 
 class Rig:

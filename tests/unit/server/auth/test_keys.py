@@ -92,7 +92,7 @@ async def test_unknown_revoked_and_wrong_keys_cost_and_say_the_same() -> None:
             await rig.guard.authenticate(credential)
         said.append((str(caught.value), len(rig.hasher.verified)))
     assert [count for _, count in said] == [1, 2, 3]
-    assert all(stored.startswith("counted:") for stored in rig.hasher.verified)  # also that of nobody is a real hash
+    assert all(stored.startswith("counted:") for stored in rig.hasher.verified)  # even that of an unknown key
     assert len({text for text, _ in said}) == 1
 
 
