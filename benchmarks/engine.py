@@ -239,14 +239,14 @@ def bytes_per_message(count: int, ttl_ms: int) -> float:
             segment, at = segment + 1, 512
         rows = np.zeros(1000, ROW)
         rows["priority"] = rng.integers(-(1 << 62), 1 << 62, 1000)
-        rows["id"] = partition.ids.take(1000, now.steady)
+        rows["id"] = partition.state.ids.take(1000, now.steady)
         rows["enqueued_at"], rows["ttl_ms"], rows["max_retries"] = now.steady, ttl_ms, DEFAULT_RETRIES
         places = at + np.arange(1000) * 80
         positions = layout.pack(segment, places, size_class(np.full(1000, 256)))
-        partition.apply(Enqueued(0, 0, 1000, 1), now.steady, rows, positions)
+        partition.state.apply(Enqueued(0, 0, 1000, 1), now.steady, rows, positions)
         partition.maintain(now, 65536)
         at += stride
-    return (partition.nbytes + live.nbytes) / count
+    return (partition.state.nbytes + live.nbytes) / count
 
 
 def best_of(times: int, measure: Any) -> Any:

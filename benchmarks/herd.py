@@ -89,7 +89,7 @@ async def herd_of(path: Path, count: int, quiet_s: float, partitions: int) -> tu
         topic = hl._runners["jobs"].loaded.topic
         clock.ahead_ms += round(1.1 * HOUR * 1000)
         start = perf_counter()
-        herd = await load(hl, lambda: any(p.delayed for p in topic.partitions))
+        herd = await load(hl, lambda: any(p.entries.delayed for p in topic.partitions))
         return quiet, herd, perf_counter() - start
 
 

@@ -26,8 +26,8 @@ HANDLER = """
 
 @handles(messages.CountWaiting)
 async def count_waiting(broker: TopicKeeper, command: messages.CountWaiting, context: Context) -> Count:
-    partitions = broker.runner(command.topic).loaded.topic.partitions
-    return Count(sum(getattr(p, command.state) if command.state else p.ready + p.delayed for p in partitions))
+    held = [p.entries for p in broker.runner(command.topic).loaded.topic.partitions]
+    return Count(sum(getattr(e, command.state) if command.state else e.ready + e.delayed for e in held))
 """
 RPC = "  rpc CountWaiting(CountWaitingRequest) returns (Count);\n"
 MESSAGE = "\nmessage CountWaitingRequest {\n  string topic = 1;\n  optional string state = 2;\n}\n"

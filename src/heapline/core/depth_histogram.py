@@ -15,16 +15,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from heapline.core.entries import Entries
 from heapline.core.events import I64
 from heapline.core.heap.run_heap import Run
 from heapline.core.now import Now
-
-if TYPE_CHECKING:
-    from heapline.core.entries import Entries
 
 #: Rows of a run that share one remembered oldest id: a block counts until its last row is removed.
 BLOCK_ROWS = 4096

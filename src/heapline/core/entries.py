@@ -21,31 +21,28 @@ The effects of events on the entries are in core/state.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from heapline.contract.errors import CorruptionError
-from heapline.core.dedup.idempotency import KeyWindow
-from heapline.core.dedup.sequences import SequenceWindow
 from heapline.core.events import EMPTY, I64
 from heapline.core.fairness.keys import KeyHashes, Parking
-from heapline.core.fairness.turns import FairShare
-from heapline.core.heap.run_heap import RunHeap
-from heapline.core.ids import IdMaker
+from heapline.core.heap.run_heap import Rows, RunHeap
 from heapline.core.leases import POSITION, LeaseTable
 from heapline.core.live_map import LiveMap
 from heapline.core.now import Now
 from heapline.core.order import Ordering
 from heapline.core.prepared import Prepared
-from heapline.core.recent_ends import GoneMemory
 from heapline.core.record import with_attempts
 from heapline.core.wheel.timing_wheel import Timers, TimingWheel
 
 READY, DELAYED, LEASED, DEAD = range(4)
 FROM_LEASE = 2  # in an event's `delayed` column: it was in neither heap nor wheel
 FEW_ROWS = 8  # up to this many rows, plain integers cost less than the fixed cost of the numpy calls
+GARBAGE_ROWS_MIN = 4096
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -82,15 +79,21 @@ class Dead(NamedTuple):
     at: int
 
 
+class Found(NamedTuple):
+    """Current state and location of a live message."""
+
+    place: int
+    position: int
+    key: int
+    due: int  # 0 when ready
+    wall: bool
+
+
 class Entries:
-    def __init__(
-        self, number: int, ordering: Ordering, live: LiveMap, now: Now, tick_ms: int, fair: FairShare | None
-    ) -> None:
+    def __init__(self, number: int, ordering: Ordering, live: LiveMap, now: Now, tick_ms: int, *, keyed: bool) -> None:
         self.number = number
         self.ordering = ordering
         self.live = live
-        self.offset = 0  # offset of the next row
-        self.ids = IdMaker(number)
         self.heap = RunHeap()
         self.delays = TimingWheel(now.steady, tick_ms)  # steady time: delays and backoff
         self.calendar = TimingWheel(now.wall, tick_ms)  # wall time: deliver_at
@@ -104,24 +107,19 @@ class Entries:
         self.lapsed: set[int] = set()  # leased messages whose TTL has ended
         self.retrying: set[int] = set()  # messages that wait for a retry
         self.shown: set[int] = set()  # waiting messages that already have their offset in the stream
-        self.sequences = SequenceWindow()
-        self.keys = KeyWindow()
-        self.gone = GoneMemory()
         self.prepared = Prepared()
-        self.fair = fair  # None: fairness keys take no turns
-        self.key_hashes = None if fair is None else KeyHashes()
+        self.key_hashes = KeyHashes() if keyed else None  # only where fairness keys take turns
         self.parked = Parking()
         self.ready = 0
         self.delayed = 0
-        self._left_behind = 0  # upper bound of `stale`, which is expensive to compute; nearly always 0
-        self.throttled: str | None = None  # why it is excluded from pops; None = it is not
+        self.left_behind = 0  # upper bound of `stale`, which is expensive to compute; nearly always 0
 
     # -- entries ---------------------------------------------------------------------------------------------------
 
     @property
     def stale(self) -> int:
         """The number of stale entries in heap and wheels."""
-        if not self._left_behind:
+        if not self.left_behind:
             return 0
         entries = len(self.heap) + self.parked.rows + len(self.delays) + len(self.calendar)
         return entries - self.ready - self.delayed
@@ -132,8 +130,8 @@ class Entries:
 
     def loaded(self) -> None:
         """Count the stale entries, after heap and wheels were loaded from a snapshot."""
-        self._left_behind = 1  # so that they are counted
-        self._left_behind = self.stale
+        self.left_behind = 1  # so that they are counted
+        self.left_behind = self.stale
 
     @property
     def blocked(self) -> int:
@@ -144,6 +142,22 @@ class Entries:
     def hashes_of(self, ids: I64) -> I64:
         """Return the fairness-key hashes of these messages."""
         return np.zeros(len(ids), dtype=np.int64) if self.key_hashes is None else self.key_hashes.of(ids)
+
+    def first_ready(self, count: int) -> Rows:
+        """Return the first `count` ready messages, in order. Drop the stale entries before them."""
+        look = count
+        while True:
+            rows = self.heap.peek(look)
+            good = self.good_ready(*rows)
+            stale_run = len(good) if not good.any() else int(np.argmax(good))
+            if stale_run:
+                self.heap.pop(stale_run)  # stale: these messages were cancelled, expired or rescheduled
+            elif int(good.sum()) >= count or len(rows.ids) < look:
+                return Rows(rows.keys[good][:count], rows.ids[good][:count], rows.positions[good][:count])
+            else:
+                look *= 2
+            if not len(self.heap):
+                return self.heap.peek(0)
 
     def good_ready(self, keys: I64, ids: I64, positions: I64, seen: set[int] | None = None) -> Mask:
         """Return which of these heap entries, in this order, are ready messages.
@@ -260,6 +274,29 @@ class Entries:
                 parts.append((rows.ids[good], rows.positions[good]))
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
+    def find(self, id: int) -> Found | None:
+        """Return the state and location of a live message. Searches heap and wheels, so call it rarely."""
+        lease = self.leases.by_id.get(id)
+        if lease is not None:
+            return Found(LEASED, lease[POSITION], lease[2], 0, False)
+        dead = self.dead.get(id)
+        if dead is not None:
+            return Found(DEAD, dead.position, dead.key, 0, False)
+        touched = self.touched.get(id)
+        if touched is not None:
+            due = touched.due if touched.place == DELAYED else 0
+            return Found(touched.place, touched.position, touched.key, due, touched.wall)
+        entry = self.heap.find(id)
+        if entry is None and self.key_hashes is not None:
+            entry = self.parked.find(self.key_hashes.of_one(id), id)
+        if entry is not None and self.live.is_alive(entry[2]):
+            return Found(READY, entry[2], entry[0], 0, False)
+        for wheel, wall in ((self.delays, False), (self.calendar, True)):
+            timer = wheel.find(id) if len(wheel) else None
+            if timer is not None and self.live.is_alive(timer[3]):
+                return Found(DELAYED, timer[3], timer[1], timer[0], wall)
+        return None
+
     def positions_of(self, ids: I64) -> I64:
         """Return current positions (with attempts) of live messages; -1 for removed ones. Ids are sorted."""
         found = np.full(len(ids), -1, dtype=np.int64)
@@ -289,6 +326,67 @@ class Entries:
             elif dead is not None:
                 found[i] = dead.position
         return found
+
+    def ends(self, id: int, due: int, wall: bool) -> bool:
+        """Whether an existing message's TTL ends at this time. Its TTL may have been changed."""
+        touched = self.touched.get(id)
+        if touched is not None and (touched.expires, touched.expires_wall) != (due, wall):
+            return False
+        return id not in self.dead
+
+    def waits(self, id: int) -> bool:
+        """Whether a message whose first due time has passed is in a wheel rather than in the heap."""
+        touched = self.touched.get(id)
+        return id in self.retrying if touched is None else touched.place == DELAYED
+
+    def maintain_timers(self, budget: int) -> bool:
+        """Do a bounded amount of work on the wheels, and drop outdated TTL expiries; return True if more is left."""
+        more = False
+        for wheel in (self.delays, self.calendar, self.ttls, self.ttls_wall):
+            if wheel.count:
+                more = wheel.maintain(budget) or more
+        ttls_max = 2 * (self.ready + self.delayed + len(self.leases.by_id)) + GARBAGE_ROWS_MIN
+        for wheel, wall in ((self.ttls, False), (self.ttls_wall, True)):
+            if wheel.count > ttls_max:
+                wheel.keep(partial(self._good_ends, wall=wall, seen=set()))
+        return more
+
+    def wants_sweep(self) -> bool:
+        """Whether more than half of all entries are stale."""
+        bound = self.ready + self.delayed + GARBAGE_ROWS_MIN
+        if self.left_behind > bound:
+            self.left_behind = self.stale  # many may have been skipped meanwhile
+        return self.left_behind > bound
+
+    def sweep(self) -> None:
+        """Drop the stale entries. None may be parked."""
+        seen: set[int] = set()
+        for wheel, wall in ((self.delays, False), (self.calendar, True)):
+            wheel.keep(partial(self.good_delayed, wall=wall, seen=seen))
+        rests = [run.rest() for run in self.heap.runs()]
+        left_over = np.unique(np.concatenate([EMPTY, *(r.ids[~self.good_ready(*r, seen)] for r in rests)]))
+        self.heap.discard(left_over)
+        for _, id, touched in self.touched_among(left_over):
+            if touched.place == READY:  # the current entry was dropped with the stale ones
+                self.heap.push_one(touched.key, id, touched.position)
+        self.left_behind = self.stale
+
+    def _good_ends(self, rows: Timers, wall: bool, seen: set[int]) -> Mask:
+        """Return which of these TTL expiries are still current, each once."""
+        good = self.live.alive(rows.positions)
+        for i, id, _ in self.touched_among(rows.ids):
+            good[i] &= id not in seen and self.ends(id, rows.dues.item(i), wall)
+            if good[i]:
+                seen.add(id)
+        return good
+
+    @property
+    def nbytes(self) -> int:
+        wheels = (self.delays, self.calendar, self.ttls, self.ttls_wall)
+        kept = self.prepared.nbytes
+        if self.key_hashes is not None:
+            kept += self.key_hashes.nbytes + self.parked.nbytes
+        return self.heap.nbytes + sum(w.nbytes for w in wheels) + kept
 
 
 def counted(positions: I64, attempts: bytes) -> list[int]:

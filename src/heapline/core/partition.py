@@ -1,15 +1,16 @@
 """Decisions of one partition. `decide_*(…, now)` reads the state and returns events.
 
-A decision changes nothing that an event does not also change, except that it may drop stale entries. `apply`
-(core/state.py) applies the events. The caller applies the events of a decision before it requests the next decision,
-and makes them durable before it answers a client. Randomness (jitter) and time are passed in; the partition does not
-know a clock, disk or socket.
+A partition has a state (core/state.py), which applies events. The state has the messages' entries (core/entries.py)
+and, where fairness keys take turns, what keeps those in order (core/fairness/fair_entries.py).
+
+A decision changes nothing that an event does not also change, except that it may drop stale entries. The caller applies
+the events of a decision before it requests the next decision, and makes them durable before it answers a client.
+Randomness (jitter) and time are passed in; the partition does not know a clock, disk or socket.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from heapline.contract.config import TopicConfig
 from heapline.core import events as ev
 from heapline.core.depth_histogram import Census
-from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY, Mask
+from heapline.core.entries import DELAYED, FROM_LEASE, READY, Found
 from heapline.core.events import EMPTY, I64, AnyEvent
 from heapline.core.fairness.turns import FairShare
 from heapline.core.heap.run_heap import Rows
@@ -35,7 +36,6 @@ from heapline.core.wheel.timing_wheel import Timers, TimingWheel
 Draw = Callable[[int], npt.NDArray[np.float64]]
 Failed = Callable[[I64, I64, I64], AnyEvent]  # (ids, tokens, dues) -> the event of messages that wait for a retry
 LEASE_EXPIRED = "lease expired"
-GARBAGE_ROWS_MIN = 4096
 #: Leases and TTLs that end are processed one by one, which costs this many times as much as firing a timer.
 ROW_BY_ROW = 8
 #: Stale entries that a tick may skip, as a multiple of the rows that it may change.
@@ -49,26 +49,18 @@ class Decision(NamedTuple):
     lost: Sequence[int] = ()  # ids of leases that were not held
 
 
-class Found(NamedTuple):
-    """Current state and location of a live message."""
-
-    place: int
-    position: int
-    key: int
-    due: int  # 0 when ready
-    wall: bool
-
-
-class Partition(PartitionState):
+class Partition:
     def __init__(
         self, number: int, config: TopicConfig, live: LiveMap, now: Now, draw: Draw, fair: FairShare | None = None
     ) -> None:
-        super().__init__(number, ordering_of(config), live, now, round(config.tick * 1000), fair)
+        self.number = number
         self.config = config
+        self.state = PartitionState(number, ordering_of(config), live, now, round(config.tick * 1000), fair)
+        self.entries, self.fairness = self.state.entries, self.state.fairness
         self._draw = draw
         self.fired_dues: I64 = EMPTY  # due times of the messages that fired last, to measure how late they were
         self._clean_up_at = 0
-        self.census = Census(self)
+        self.census = Census(self.entries)
 
     # -- delivery --------------------------------------------------------------------------------------------------
 
@@ -76,26 +68,13 @@ class Partition(PartitionState):
         """Return the first `count` messages, in order, that are ready and not blocked by their fairness key's limit."""
         if self.fairness is not None and self.fairness.share.limit:
             return self.fairness.unblocked(count)
-        if not self.stale:
-            return self.heap.peek(count)
-        look = count
-        while True:
-            rows = self.heap.peek(look)
-            good = self.good_ready(*rows)
-            stale_run = len(good) if not good.any() else int(np.argmax(good))
-            if stale_run:
-                self.heap.pop(stale_run)  # stale: these messages were cancelled, expired or rescheduled
-            elif int(good.sum()) >= count or len(rows.ids) < look:
-                return Rows(rows.keys[good][:count], rows.ids[good][:count], rows.positions[good][:count])
-            else:
-                look *= 2
-            if not len(self.heap):
-                return self.heap.peek(0)
+        entries = self.entries
+        return entries.first_ready(count) if entries.stale else entries.heap.peek(count)
 
     def head(self) -> tuple[int, int] | None:
         """Return (key, id) of the best ready message that is not blocked."""
-        if not self.stale and (self.fair is None or not self.fair.limit):
-            return self.heap.head()
+        if not self.entries.stale and (self.fairness is None or not self.fairness.share.limit):
+            return self.entries.heap.head()
         rows = self.eligible(1)
         return (int(rows.keys[0]), int(rows.ids[0])) if len(rows.ids) else None
 
@@ -104,9 +83,9 @@ class Partition(PartitionState):
 
         It is valid until the partition changes.
         """
-        if self.stale or (self.fairness is not None and self.fairness.share.limit):
+        if self.entries.stale or (self.fairness is not None and self.fairness.share.limit):
             return dict(enumerate(tuples_of(self.eligible(count)))).get
-        return self.heap.nth
+        return self.entries.heap.nth
 
     def decide_lease(
         self, ids: I64, attempts: bytes, grants: list[ev.Grant], now: Now, seq: int, limit: int | None = None
@@ -116,13 +95,14 @@ class Partition(PartitionState):
 
     def _held(self, ids: Sequence[int], tokens: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
         """Return (held ids, their tokens, ids that are not held). A repeated id counts once."""
-        return self.leases.by_id.held(list(ids), list(tokens))
+        return self.entries.leases.by_id.held(list(ids), list(tokens))
 
     def decide_ack(self, ids: Sequence[int], tokens: Sequence[int]) -> Decision:
         held, held_tokens, lost = self._held(ids, tokens)
         if lost:  # an ack that is resent because its response was lost is valid
+            leases, gone = self.entries.leases, self.state.gone
             pairs = zip(ids, tokens, strict=True)
-            lost = [id for id, t in pairs if not self.leases.holds(id, t) and not self.gone.was_acked(id, t)]
+            lost = [id for id, t in pairs if not leases.holds(id, t) and not gone.was_acked(id, t)]
         if not held:
             return Decision([], lost)
         return Decision([ev.Acked(_i64(held), _i64(held_tokens))], lost)
@@ -158,7 +138,7 @@ class Partition(PartitionState):
         held, held_tokens, lost = self._held(ids, tokens)
         if not held:
             return Decision([], lost)
-        leases = [self.leases.by_id[id] for id in held]
+        leases = [self.entries.leases.by_id[id] for id in held]
         cap = round(self.config.lease_max * 1000)
         deadlines = [max(x[DEADLINE], min(now.steady + extend_ms, x[STARTED] + cap)) for x in leases]
         return Decision([ev.Extended(_i64(held), _i64(held_tokens), _i64(deadlines))], lost)
@@ -170,10 +150,10 @@ class Partition(PartitionState):
         if not ids:
             return []
         events, ids, tokens = self._lapse(ids, tokens, now)
-        leases = [self.leases.by_id[id] for id in ids]
+        leases = [self.entries.leases.by_id[id] for id in ids]
         attempts = [attempts_of(lease[POSITION]) for lease in leases]
         default = self.config.max_retries_default
-        worn = {id for id, tried in zip(ids, attempts, strict=True) if tried > self.limits.get(id, default)}
+        worn = {id for id, tried in zip(ids, attempts, strict=True) if tried > self.entries.limits.get(id, default)}
         if worn:
             events.append(ev.DeadLettered(_i64([id for id in ids if id in worn]), reason, now.steady, self.config.dlq))
             attempts = [a for id, a in zip(ids, attempts, strict=True) if id not in worn]
@@ -189,10 +169,10 @@ class Partition(PartitionState):
 
     def _lapse(self, ids: list[int], tokens: list[int], now: Now) -> tuple[list[AnyEvent], list[int], list[int]]:
         """Expire the leased messages whose TTL has ended; return the event, if any, and the other ids and tokens."""
-        lapsed = [id for id in ids if id in self.lapsed] if self.lapsed else []
+        lapsed = [id for id in ids if id in self.entries.lapsed] if self.entries.lapsed else []
         if not lapsed:
             return [], ids, tokens
-        positions = [self.leases.by_id[id][POSITION] for id in lapsed]
+        positions = [self.entries.leases.by_id[id][POSITION] for id in lapsed]
         expired = ev.Expired(_i64(lapsed), _i64(positions), bytes([FROM_LEASE]) * len(lapsed), EMPTY, now.steady)
         return [expired], *_without(ids, tokens, set(lapsed))
 
@@ -203,17 +183,18 @@ class Partition(PartitionState):
 
         The result may be empty although more is due, if all checked entries were stale: see `next_wake_in`.
         """
+        entries = self.entries
         expensive_rows = max(1, limit // ROW_BY_ROW)
-        overdue = self.leases.overdue(now.steady, expensive_rows)
+        overdue = entries.leases.overdue(now.steady, expensive_rows)
         if overdue:
-            tokens = [self.leases.by_id[id][0] for id in overdue]
+            tokens = [entries.leases.by_id[id][0] for id in overdue]
             return self._retry(overdue, tokens, now, None, LEASE_EXPIRED, lambda i, t, d: ev.LeaseExpired(i, d))
         # TTLs end after everything due has fired, because a message's location is derived from that.
-        for wheel, wall, time in ((self.delays, False, now.steady), (self.calendar, True, now.wall)):
+        for wheel, wall, time in ((entries.delays, False, now.steady), (entries.calendar, True, now.wall)):
             fired = self._fire(wheel, wall, time, limit, seq)
             if fired is not None:
                 return fired
-        for wheel, wall, time in ((self.ttls, False, now.steady), (self.ttls_wall, True, now.wall)):
+        for wheel, wall, time in ((entries.ttls, False, now.steady), (entries.ttls_wall, True, now.wall)):
             ended = self._end_of_life(wheel, wall, time, expensive_rows, now)
             if ended is not None:
                 return ended
@@ -223,12 +204,13 @@ class Partition(PartitionState):
         self, wheel: TimingWheel, wall: bool, time: int, limit: int, seq: Callable[[int], int]
     ) -> list[AnyEvent] | None:
         """Fire due timers. Return None if nothing is due."""
+        entries = self.entries
         for _ in range(PASS_OVER if len(wheel) else 0):
             rows = wheel.due(time, limit)
             if not len(rows.ids):
                 return None
-            if self.stale:
-                good = self.good_delayed(rows, wall)
+            if entries.stale:
+                good = entries.good_delayed(rows, wall)
                 if not good.any():
                     wheel.take(len(rows.ids))
                     continue
@@ -237,7 +219,7 @@ class Partition(PartitionState):
             self.fired_dues = rows.dues
             again = self._again(rows.ids) if self.config.streams else None
             if self.fairness is not None:
-                first = ~np.isin(rows.ids, np.fromiter(self.retrying, np.int64, len(self.retrying)))
+                first = ~np.isin(rows.ids, np.fromiter(entries.retrying, np.int64, len(entries.retrying)))
                 keys = self.fairness.in_turn(rows.ids, rows.keys, first)  # a retry keeps its turn
                 return [ev.Fired(wall, seq(count), rows.ids, rows.positions, keys, again)]
             if self.config.streams:
@@ -247,76 +229,44 @@ class Partition(PartitionState):
 
     def _again(self, ids: I64) -> bytes | None:
         """Return a byte per id: 1 = the message already has its offset in the stream. Usually none has: None."""
-        if not self.shown:
+        if not self.entries.shown:
             return None
-        again = np.isin(ids, np.fromiter(self.shown, np.int64, len(self.shown)))
+        again = np.isin(ids, np.fromiter(self.entries.shown, np.int64, len(self.entries.shown)))
         return again.astype(np.uint8).tobytes() if again.any() else None
 
     def _end_of_life(self, wheel: TimingWheel, wall: bool, time: int, limit: int, now: Now) -> list[AnyEvent] | None:
         """Expire messages whose TTL has ended. Return None if none is due."""
+        entries = self.entries
         for _ in range(PASS_OVER * ROW_BY_ROW if len(wheel) else 0):
             rows = wheel.due(time, limit)
             if not len(rows.ids):
                 return None
             wheel.take(len(rows.ids))
-            current = self.live.alive(rows.positions)
+            current = entries.live.alive(rows.positions)
             columns = (rows.ids, rows.dues, rows.positions)
             ended: dict[int, int] = {}  # id -> position; the wheel may contain the same expiry twice
             for id, due, position in zip(*(column[current].tolist() for column in columns), strict=True):
-                if self._ends(id, due, wall):
+                if entries.ends(id, due, wall):
                     ended[id] = position
             if ended:
-                leased = [id for id in ended if id in self.leases.by_id]
-                ids = [id for id in ended if id not in self.leases.by_id]
-                flags = bytes(self._waits(id) for id in ids)
+                leased = [id for id in ended if id in entries.leases.by_id]
+                ids = [id for id in ended if id not in entries.leases.by_id]
+                flags = bytes(entries.waits(id) for id in ids)
                 return [ev.Expired(_i64(ids), _i64([ended[id] for id in ids]), flags, _i64(leased), now.steady)]
         return [] if len(wheel) else None
 
-    def _ends(self, id: int, due: int, wall: bool) -> bool:
-        """Whether an existing message's TTL ends at this time. Its TTL may have been changed."""
-        touched = self.touched.get(id)
-        if touched is not None and (touched.expires, touched.expires_wall) != (due, wall):
-            return False
-        return id not in self.dead
-
-    def _waits(self, id: int) -> bool:
-        """Whether a message whose first due time has passed is in a wheel rather than in the heap."""
-        touched = self.touched.get(id)
-        return id in self.retrying if touched is None else touched.place == DELAYED
-
     def next_wake_in(self, now: Now) -> int | None:
         """Return the milliseconds until time alone may change something; 0 = already; None = never."""
-        deadline = self.leases.next_deadline() if self.leases.by_id else None
+        entries = self.entries
+        deadline = entries.leases.next_deadline() if entries.leases.by_id else None
         waits = [] if deadline is None else [deadline - now.steady]
-        if self.has_timers:
-            for time, wheels in ((now.steady, (self.delays, self.ttls)), (now.wall, (self.calendar, self.ttls_wall))):
+        if entries.has_timers:
+            steady, wall = (entries.delays, entries.ttls), (entries.calendar, entries.ttls_wall)
+            for time, wheels in ((now.steady, steady), (now.wall, wall)):
                 waits += [wake - time for wheel in wheels if (wake := wheel.next_wake()) is not None]
         return max(0, min(waits)) if waits else None
 
     # -- explicit changes ------------------------------------------------------------------------------------------
-
-    def find(self, id: int) -> Found | None:
-        """Return the state and location of a live message. Searches heap and wheels, so call it rarely."""
-        lease = self.leases.by_id.get(id)
-        if lease is not None:
-            return Found(LEASED, lease[POSITION], lease[2], 0, False)
-        dead = self.dead.get(id)
-        if dead is not None:
-            return Found(DEAD, dead.position, dead.key, 0, False)
-        touched = self.touched.get(id)
-        if touched is not None:
-            due = touched.due if touched.place == DELAYED else 0
-            return Found(touched.place, touched.position, touched.key, due, touched.wall)
-        entry = self.heap.find(id)
-        if entry is None and self.key_hashes is not None:
-            entry = self.parked.find(self.key_hashes.of_one(id), id)
-        if entry is not None and self.live.is_alive(entry[2]):
-            return Found(READY, entry[2], entry[0], 0, False)
-        for wheel, wall in ((self.delays, False), (self.calendar, True)):
-            timer = wheel.find(id) if len(wheel) else None
-            if timer is not None and self.live.is_alive(timer[3]):
-                return Found(DELAYED, timer[3], timer[1], timer[0], wall)
-        return None
 
     def decide_cancel(self, id: int, found: Found) -> ev.Cancelled:
         return ev.Cancelled(_i64([id]), _i64([found.position]), bytes([found.place == DELAYED]))
@@ -346,34 +296,34 @@ class Partition(PartitionState):
         elif due <= (time := now.wall if wall else now.steady):
             # A time in the past means now, and the TTL counts from now.
             due, expires = 0, expires and expires + time - due
-        key = self.ordering.key(priority, enqueued_at)
+        key = self.entries.ordering.key(priority, enqueued_at)
         if self.fairness is not None:
             key = self.fairness.rescheduled_key(id, found.key if found.place == READY else None, key, due != 0)
         return ev.Rescheduled(
             _i64([id]), _i64([found.position]), bytes([found.place == DELAYED]), _i64([priority]), _i64([key]),
-            _i64([due]), _i64([expires]), wall, seq, expires_wall, again=b"\x01" if id in self.shown else None,
+            _i64([due]), _i64([expires]), wall, seq, expires_wall, again=b"\x01" if id in self.entries.shown else None,
         )  # fmt: skip
 
     def decide_purge(self, now: Now) -> ev.Purged | None:
-        count = self.ready + self.delayed
+        count = self.entries.ready + self.entries.delayed
         return ev.Purged(count, now.steady) if count else None
 
     def decide_replay(self, ids: list[int], dues: list[int], expires: list[int], seq: int) -> ev.Replayed:
         keys = None
         if self.fairness is not None:  # messages that are ready immediately get their turns now
-            keys = self.fairness.in_turn(_i64(ids), _i64([self.dead[id].key for id in ids]), _i64(dues) == 0)
+            keys = self.fairness.in_turn(_i64(ids), _i64([self.entries.dead[id].key for id in ids]), _i64(dues) == 0)
         return ev.Replayed(_i64(ids), _i64(dues), _i64(expires), seq, keys)
 
     def decide_turns(self, event: ev.BatchCommitted) -> I64:
         """Return the heap keys of a commit's messages. Ready ones get their turns now, not at preparation."""
         assert self.fairness is not None
-        share = self.prepared.joined(event)
+        share = self.entries.prepared.joined(event)
         kept = np.isin(share.ids, event.ids)
         return self.fairness.in_turn(share.ids[kept], share.keys[kept], (share.rows["due"] == 0)[kept])
 
     def place_in_stream(self, event: ev.BatchCommitted) -> None:
         """Add the columns that a commit has on a topic with streams."""
-        share = self.prepared.joined(event)
+        share = self.entries.prepared.joined(event)
         kept = np.isin(share.ids, event.ids)
         event.positions = share.positions[kept]
         event.ready = (share.rows["due"] == 0)[kept].astype(np.uint8).tobytes()
@@ -385,62 +335,23 @@ class Partition(PartitionState):
 
     def maintain(self, now: Now, budget: int) -> bool:
         """Do a bounded amount of background work; return True if more is left. It has no visible effect."""
-        more = self.heap.maintain(budget)
-        if now.steady < self._clean_up_at and not (self._left_behind or self.has_timers or self.fair is not None):
+        entries, fairness = self.entries, self.fairness
+        more = entries.heap.maintain(budget)
+        if now.steady < self._clean_up_at and not (entries.left_behind or entries.has_timers or fairness is not None):
             return more
-        for wheel in (self.delays, self.calendar, self.ttls, self.ttls_wall):
-            if wheel.count:
-                more = wheel.maintain(budget) or more
+        more = entries.maintain_timers(budget) or more
         if now.steady >= self._clean_up_at:
             self._clean_up_at = now.steady + CLEAN_UP_MS
-            self.keys.expire(now.steady)
-            self.sequences.expire(now.steady, round(self.config.dedup_window * 1000))
-            self._left_behind = self.stale
-        waiting = self.ready + self.delayed
-        if self._left_behind > waiting + GARBAGE_ROWS_MIN:
-            self._sweep()
-        ttls_max = 2 * (waiting + len(self.leases.by_id)) + GARBAGE_ROWS_MIN
-        for wheel, wall in ((self.ttls, False), (self.ttls_wall, True)):
-            if wheel.count > ttls_max:
-                wheel.keep(partial(self._good_ends, wall=wall, seen=set()))
-        if self.fair is not None:
-            self.fair.sweep()
+            self.state.keys.expire(now.steady)
+            self.state.sequences.expire(now.steady, round(self.config.dedup_window * 1000))
+            entries.left_behind = entries.stale
+        if entries.wants_sweep():
+            if fairness is not None:
+                fairness.unpark_all()
+            entries.sweep()
+        if fairness is not None:
+            fairness.share.sweep()
         return more
-
-    def _sweep(self) -> None:
-        """Drop the stale entries if they are more than half of all entries."""
-        self._left_behind = self.stale
-        if self._left_behind <= self.ready + self.delayed + GARBAGE_ROWS_MIN:
-            return  # most were skipped meanwhile
-        if self.fairness is not None:
-            self.fairness.unpark_all()
-        seen: set[int] = set()
-        for wheel, wall in ((self.delays, False), (self.calendar, True)):
-            wheel.keep(partial(self.good_delayed, wall=wall, seen=seen))
-        rests = [run.rest() for run in self.heap.runs()]
-        left_over = np.unique(np.concatenate([EMPTY, *(r.ids[~self.good_ready(*r, seen)] for r in rests)]))
-        self.heap.discard(left_over)
-        for _, id, touched in self.touched_among(left_over):
-            if touched.place == READY:  # the current entry was dropped with the stale ones
-                self.heap.push_one(touched.key, id, touched.position)
-        self._left_behind = self.stale
-
-    def _good_ends(self, rows: Timers, wall: bool, seen: set[int]) -> Mask:
-        """Return which of these TTL expiries are still current, each once."""
-        good = self.live.alive(rows.positions)
-        for i, id, _ in self.touched_among(rows.ids):
-            good[i] &= id not in seen and self._ends(id, rows.dues.item(i), wall)
-            if good[i]:
-                seen.add(id)
-        return good
-
-    @property
-    def nbytes(self) -> int:
-        wheels = (self.delays, self.calendar, self.ttls, self.ttls_wall)
-        kept = self.keys.nbytes + self.sequences.nbytes + self.prepared.nbytes
-        if self.key_hashes is not None:
-            kept += self.key_hashes.nbytes + self.parked.nbytes
-        return self.heap.nbytes + sum(w.nbytes for w in wheels) + kept
 
 
 def ordering_of(config: TopicConfig) -> Ordering:

@@ -1,4 +1,4 @@
-"""Apply events to the state of a partition (core/entries.py). Recovery uses `apply` alone.
+"""The state of a partition: its entries, and what it remembers of past messages. Recovery uses `apply` alone.
 
 *Determinism.* An event names the messages in the order in which heap or wheel served them; `apply` takes out the same
 number and checks that the messages match. A journal that does not replay exactly raises `Replay`.
@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from heapline.core import events as ev
+from heapline.core.dedup.idempotency import KeyWindow
+from heapline.core.dedup.sequences import SequenceWindow
 from heapline.core.entries import (
     DEAD,
     DELAYED,
@@ -29,21 +31,33 @@ from heapline.core.entries import (
 from heapline.core.events import EMPTY, I64, KIND_NAMES, AnyEvent
 from heapline.core.fairness.fair_entries import FairEntries
 from heapline.core.fairness.turns import FairShare
+from heapline.core.ids import IdMaker
 from heapline.core.leases import KEY, POSITION, Lease
 from heapline.core.live_map import LiveMap
 from heapline.core.now import Now
 from heapline.core.order import Ordering
 from heapline.core.prepared import Share, join, split_hashes
+from heapline.core.recent_ends import GoneMemory
 from heapline.core.record import ATTEMPTS_MAX, DEFAULT_RETRIES, FLAG_WALL, attempts_of, with_attempts
 from heapline.core.wheel.timing_wheel import Timers
 
 
-class PartitionState(Entries):
+class PartitionState:
     def __init__(
         self, number: int, ordering: Ordering, live: LiveMap, now: Now, tick_ms: int, fair: FairShare | None
     ) -> None:
-        super().__init__(number, ordering, live, now, tick_ms, fair)
-        self.fairness = None if fair is None else FairEntries(self, fair)
+        self.entries = Entries(number, ordering, live, now, tick_ms, keyed=fair is not None)
+        self.fairness = None if fair is None else FairEntries(self.entries, fair)  # None: keys take no turns
+        self.offset = 0  # offset of the next row
+        self.ids = IdMaker(number)
+        self.sequences = SequenceWindow()
+        self.keys = KeyWindow()
+        self.gone = GoneMemory()
+        self.throttled: str | None = None  # why it is excluded from pops; None = it is not
+
+    @property
+    def nbytes(self) -> int:
+        return self.entries.nbytes + self.keys.nbytes + self.sequences.nbytes
 
     # -- apply -----------------------------------------------------------------------------------------------------
 
@@ -68,14 +82,14 @@ class PartitionState(Entries):
                 _HANDLERS[kind](self, event, at)
         except KeyError as error:
             detail = f"{KIND_NAMES[kind]} names {error}, which does not exist"
-            raise Replay(f"partition {self.number}: the journal is inconsistent: {detail}") from error
+            raise Replay(f"partition {self.entries.number}: the journal is inconsistent: {detail}") from error
         self.offset += count
 
     def _enqueued(self, event: ev.Enqueued, rows: Any, positions: I64, at: int, fairness: I64 | None) -> None:
         ids = np.ascontiguousarray(rows["id"])
         keys = self._keys_of(rows, ids, fairness)
         self.ids.observe(int(ids[-1]))
-        self.live.add(positions)
+        self.entries.live.add(positions)
         self._bring_in(rows, keys, ids, positions)
         for part in event.producers:
             prints = np.frombuffer(part.prints, dtype=np.uint32)
@@ -90,10 +104,11 @@ class PartitionState(Entries):
 
     def _keys_of(self, rows: Any, ids: I64, fairness: I64 | None) -> I64:
         """Return the heap keys of new messages; on a topic with fairness keys, also remember the keys' hashes."""
-        keys = self.ordering.keys(rows["priority"], rows["enqueued_at"])
-        if self.fairness is not None and self.key_hashes is not None and fairness is not None:
-            keys = self.ordering.with_turns(keys, rows["turn"])
-            self.key_hashes.append(ids, fairness)
+        entries = self.entries
+        keys = entries.ordering.keys(rows["priority"], rows["enqueued_at"])
+        if self.fairness is not None and entries.key_hashes is not None and fairness is not None:
+            keys = entries.ordering.with_turns(keys, rows["turn"])
+            entries.key_hashes.append(ids, fairness)
             given = rows["turn"] != 0
             if given.any():
                 self.fairness.observe_turns(ids[given], keys[given])
@@ -106,62 +121,64 @@ class PartitionState(Entries):
     def _bring_in(self, rows: Any, keys: I64, ids: I64, positions: I64) -> None:
         """Insert messages into the heap, or into a wheel until they are due, and into a wheel for their TTL."""
         if not _any(rows["due"]):
-            self.heap.push(keys, ids, positions)
-            self.ready += len(ids)
+            self.entries.heap.push(keys, ids, positions)
+            self.entries.ready += len(ids)
         else:
             self._insert_mixed(rows, keys, ids, positions, rows["due"] != 0)
         if _any(rows["ttl_ms"]):
             self._insert_ttls(rows, keys, ids, positions)
         if _any(rows["max_retries"] ^ DEFAULT_RETRIES):
             own = rows["max_retries"] != DEFAULT_RETRIES
-            self.limits.update(zip(ids[own].tolist(), rows["max_retries"][own].tolist(), strict=True))
+            self.entries.limits.update(zip(ids[own].tolist(), rows["max_retries"][own].tolist(), strict=True))
 
     def _insert_mixed(self, rows: Any, keys: I64, ids: I64, positions: I64, waits: Any) -> None:
+        entries = self.entries
         now = ~waits
         if now.any():
-            self.heap.push(keys[now], ids[now], positions[now])
-            self.ready += int(now.sum())
+            entries.heap.push(keys[now], ids[now], positions[now])
+            entries.ready += int(now.sum())
         wall = (rows["flags"] & FLAG_WALL) != 0
-        for mask, wheel in ((waits & ~wall, self.delays), (waits & wall, self.calendar)):
+        for mask, wheel in ((waits & ~wall, entries.delays), (waits & wall, entries.calendar)):
             if mask.any():
                 wheel.insert(np.ascontiguousarray(rows["due"][mask]), keys[mask], ids[mask], positions[mask])
-                self.delayed += int(mask.sum())
+                entries.delayed += int(mask.sum())
 
     def _insert_ttls(self, rows: Any, keys: I64, ids: I64, positions: I64) -> None:
         due = np.where(rows["due"] != 0, rows["due"], rows["enqueued_at"])
         wall = (rows["flags"] & FLAG_WALL) != 0
         has = rows["ttl_ms"] != 0
-        for mask, wheel in ((has & ~wall, self.ttls), (has & wall, self.ttls_wall)):
+        for mask, wheel in ((has & ~wall, self.entries.ttls), (has & wall, self.entries.ttls_wall)):
             if mask.any():
                 wheel.insert((due + rows["ttl_ms"])[mask], keys[mask], ids[mask], positions[mask])
 
     def _leased(self, event: ev.Leased, at: int) -> None:
-        keys, positions = (self.fairness or self).take_ready(event.ids, event.attempts)
+        entries = self.entries
+        keys, positions = (self.fairness or self.entries).take_ready(event.ids, event.attempts)
         ids = event.ids.tolist()
         token, start = self.offset, 0
         if len(event.grants) == 1:
-            self.leases.grant(ids, token, positions, keys, event.grants[0], event.at)
+            entries.leases.grant(ids, token, positions, keys, event.grants[0], event.at)
         else:
             for grant in event.grants:
                 end = start + grant.count
                 columns = ids[start:end], token + start, positions[start:end], keys[start:end]
-                self.leases.grant(*columns, grant, event.at)
+                entries.leases.grant(*columns, grant, event.at)
                 start = end
-        self.ready -= len(ids)
-        if self.touched:
-            self.relocate(ids, LEASED, positions)
+        entries.ready -= len(ids)
+        if entries.touched:
+            entries.relocate(ids, LEASED, positions)
         self.keys.leased(event.ids)
 
     def _end_leases(self, ids: list[int]) -> list[Lease]:
         """End these leases, whatever happens to the messages; they must be held."""
-        leases = self.leases.take(ids)
+        leases = self.entries.leases.take(ids)
         if self.fairness is not None:
             self.fairness.end_leases(ids)
         return leases
 
     def _acked(self, event: ev.Acked, at: int) -> None:
         ids = event.ids.tolist()
-        positions = self.leases.end(ids)
+        positions = self.entries.leases.end(ids)
         if self.fairness is not None:
             self.fairness.end_leases(ids)
         self._depart(event.ids, positions, "acked", at, tokens=event.tokens)
@@ -170,39 +187,41 @@ class PartitionState(Entries):
         self, ids: I64, positions: I64, how: str, at: int, tokens: I64 | None = None, reason: str | None = None
     ) -> None:
         """Remove messages and everything that is kept about them."""
-        self.live.remove(positions)
+        entries = self.entries
+        entries.live.remove(positions)
         self.keys.gone(ids)
-        if self.key_hashes is not None:
-            self.key_hashes.forget(ids)
-        if self.touched or self.reasons or self.limits or self.lapsed or self.retrying or self.shown:
+        if entries.key_hashes is not None:
+            entries.key_hashes.forget(ids)
+        if entries.touched or entries.reasons or entries.limits or entries.lapsed or entries.retrying or entries.shown:
             for id in ids.tolist():
-                self.touched.pop(id, None)
-                self.reasons.pop(id, None)
-                self.limits.pop(id, None)
-                self.lapsed.discard(id)
-                self.retrying.discard(id)
-                self.shown.discard(id)
+                entries.touched.pop(id, None)
+                entries.reasons.pop(id, None)
+                entries.limits.pop(id, None)
+                entries.lapsed.discard(id)
+                entries.retrying.discard(id)
+                entries.shown.discard(id)
         self.gone.add(ids, how, at, tokens, reason)
 
     def _wait_again(self, ids: I64, dues: I64, leases: Sequence[Lease]) -> None:
         """Return leased messages to the queue for a later delivery; due 0 = ready immediately."""
         positions = _positions(leases)
-        self.retrying.update(self._return(_keys(leases), ids, positions, dues))
-        if self.touched:
-            self.relocate(ids.tolist(), DELAYED, positions.tolist(), dues.tolist())
+        self.entries.retrying.update(self._return(_keys(leases), ids, positions, dues))
+        if self.entries.touched:
+            self.entries.relocate(ids.tolist(), DELAYED, positions.tolist(), dues.tolist())
 
     def _return(self, keys: I64, ids: I64, positions: I64, dues: I64) -> list[int]:
         """Insert messages that wait again into the heap or, if they have a due time, a wheel; return the latter."""
+        entries = self.entries
         later = dues != 0
         waiting = int(later.sum())
         if waiting == len(ids):
-            self.delays.insert(dues, keys, ids, positions)
+            entries.delays.insert(dues, keys, ids, positions)
         else:
-            self.heap.push(keys[~later], ids[~later], positions[~later])
+            entries.heap.push(keys[~later], ids[~later], positions[~later])
             if waiting:
-                self.delays.insert(dues[later], keys[later], ids[later], positions[later])
-        self.delayed += waiting
-        self.ready += len(ids) - waiting
+                entries.delays.insert(dues[later], keys[later], ids[later], positions[later])
+        entries.delayed += waiting
+        entries.ready += len(ids) - waiting
         delayed: list[int] = ids[later].tolist()
         return delayed
 
@@ -210,50 +229,53 @@ class PartitionState(Entries):
         ids = event.ids.tolist()
         self._wait_again(event.ids, event.dues, self._end_leases(ids))
         if event.reason is not None:
-            self.reasons.update(dict.fromkeys(ids, event.reason))
+            self.entries.reasons.update(dict.fromkeys(ids, event.reason))
 
     def _lease_expired(self, event: ev.LeaseExpired, at: int) -> None:
         ids = event.ids.tolist()
         self._wait_again(event.ids, event.dues, self._end_leases(ids))
-        self.reasons.update(dict.fromkeys(ids, "lease expired"))
+        self.entries.reasons.update(dict.fromkeys(ids, "lease expired"))
 
     def _released(self, event: ev.Released, at: int) -> None:
+        entries = self.entries
         leases = self._end_leases(event.ids.tolist())
         positions = _positions(leases)
         # A release does not count as an attempt: subtract this delivery.
         positions = positions - (attempts_of(positions) > 0)
-        self.heap.push(_keys(leases), event.ids, positions)
-        self.ready += len(leases)
-        if self.touched:
-            self.relocate(event.ids.tolist(), READY, positions.tolist())
+        entries.heap.push(_keys(leases), event.ids, positions)
+        entries.ready += len(leases)
+        if entries.touched:
+            entries.relocate(event.ids.tolist(), READY, positions.tolist())
 
     def _extended(self, event: ev.Extended, at: int) -> None:
-        self.leases.extend(event.ids.tolist(), event.deadlines.tolist())
+        self.entries.leases.extend(event.ids.tolist(), event.deadlines.tolist())
 
     def _fired(self, event: ev.Fired, at: int) -> None:
+        entries = self.entries
         ids, keys = event.ids, event.keys
         count = (event.count or 0) if ids is None else len(ids)
-        rows = self.take_delayed(self.calendar if event.wall else self.delays, event.wall, count)
+        rows = entries.take_delayed(entries.calendar if event.wall else entries.delays, event.wall, count)
         if ids is not None and not np.array_equal(rows.ids, ids):
-            raise Replay(f"partition {self.number}: the journal fired other timers than those that were due")
+            raise Replay(f"partition {entries.number}: the journal fired other timers than those that were due")
         if keys is None:
             self._make_ready(rows)
             return
         self._observe_turns(rows.ids, keys)
         self._make_ready(rows._replace(keys=keys))
-        for i, _, touched in self.touched_among(rows.ids):
+        for i, _, touched in entries.touched_among(rows.ids):
             touched.key = int(keys[i])
 
     def _make_ready(self, rows: Timers) -> None:
-        self.heap.push(rows.keys, rows.ids, rows.positions)
-        self.delayed -= len(rows.ids)
-        self.ready += len(rows.ids)
-        if self.retrying:
-            self.retrying.difference_update(rows.ids.tolist())
-        if self.shown:
-            self.shown.difference_update(rows.ids.tolist())
-        if self.touched:
-            self.relocate(rows.ids.tolist(), READY, rows.positions.tolist())
+        entries = self.entries
+        entries.heap.push(rows.keys, rows.ids, rows.positions)
+        entries.delayed -= len(rows.ids)
+        entries.ready += len(rows.ids)
+        if entries.retrying:
+            entries.retrying.difference_update(rows.ids.tolist())
+        if entries.shown:
+            entries.shown.difference_update(rows.ids.tolist())
+        if entries.touched:
+            entries.relocate(rows.ids.tolist(), READY, rows.positions.tolist())
 
     def _dead_lettered(self, event: ev.DeadLettered, at: int) -> None:
         ids = event.ids.tolist()
@@ -262,49 +284,50 @@ class PartitionState(Entries):
             self._depart(event.ids, _positions(leases), "dropped", event.at, reason=event.reason)
             return
         for id, lease in zip(ids, leases, strict=True):
-            self.dead[id] = Dead(lease[POSITION], lease[KEY], event.reason, event.at)
-            self.lapsed.discard(id)
-        self.relocate(ids, DEAD, [lease[POSITION] for lease in leases])
+            self.entries.dead[id] = Dead(lease[POSITION], lease[KEY], event.reason, event.at)
+            self.entries.lapsed.discard(id)
+        self.entries.relocate(ids, DEAD, [lease[POSITION] for lease in leases])
 
     def _replayed(self, event: ev.Replayed, at: int) -> None:
+        entries = self.entries
         ids = event.ids.tolist()
-        dead = [self.dead.pop(id) for id in ids]
+        dead = [entries.dead.pop(id) for id in ids]
         keys = np.array([d.key for d in dead], dtype=np.int64)
         if event.keys is not None:
             keys = event.keys
             self._observe_turns(event.ids, keys)
         positions = with_attempts(np.array([d.position for d in dead], dtype=np.int64), 0)
-        self.shown.update(self._return(keys, event.ids, positions, event.dues))
+        entries.shown.update(self._return(keys, event.ids, positions, event.dues))
         lives = event.expires != 0
-        self.ttls.insert(event.expires[lives], keys[lives], event.ids[lives], positions[lives])
-        may_have_ttl = len(self.ttls) + len(self.ttls_wall) > 0
+        entries.ttls.insert(event.expires[lives], keys[lives], event.ids[lives], positions[lives])
+        may_have_ttl = len(entries.ttls) + len(entries.ttls_wall) > 0
         rows = zip(ids, keys.tolist(), positions.tolist(), event.dues.tolist(), event.expires.tolist(), strict=True)
         for id, key, position, due, expires in rows:
-            self.reasons.pop(id, None)
-            touched = self.touched.get(id)
+            entries.reasons.pop(id, None)
+            touched = entries.touched.get(id)
             if touched is not None or may_have_ttl:  # otherwise no stale entry can be mistaken for a current one
                 priority = None if touched is None else touched.priority
                 place = DELAYED if due else READY
-                self.touched[id] = Touched(place, key, position, due, False, expires, False, priority)
+                entries.touched[id] = Touched(place, key, position, due, False, expires, False, priority)
 
     def _dead_deleted(self, event: ev.DeadDeleted, at: int) -> None:
-        dead = [self.dead.pop(id) for id in event.ids.tolist()]
+        dead = [self.entries.dead.pop(id) for id in event.ids.tolist()]
         self._depart(event.ids, np.array([d.position for d in dead], dtype=np.int64), "deleted", at)
 
     def _leave_waiting(self, ids: I64, delayed: bytes) -> None:
         """Count waiting messages out of heap and wheels without popping them; their entries become stale."""
         if self.fairness is not None:
             self.fairness.refill(ids)
-        self._left_behind += len(ids)
-        self.delayed -= delayed.count(1)
-        self.ready -= delayed.count(0)
+        self.entries.left_behind += len(ids)
+        self.entries.delayed -= delayed.count(1)
+        self.entries.ready -= delayed.count(0)
 
     def _cancelled(self, event: ev.Cancelled, at: int) -> None:
         self._leave_waiting(event.ids, event.delayed)
         self._depart(event.ids, event.positions, "cancelled", at)
 
     def _expired(self, event: ev.Expired, at: int) -> None:
-        self.lapsed.update(event.leased.tolist())
+        self.entries.lapsed.update(event.leased.tolist())
         if not len(event.ids):
             return
         self._leave_waiting(event.ids, event.delayed)
@@ -312,82 +335,85 @@ class PartitionState(Entries):
         self._depart(event.ids, event.positions, "expired", event.at)
 
     def _rescheduled(self, event: ev.Rescheduled, at: int) -> None:
+        entries = self.entries
         self._leave_waiting(event.ids, event.delayed)
         self._observe_turns(event.ids, event.keys)
         for i, id in enumerate(event.ids.tolist()):
             key, due, expires = int(event.keys[i]), int(event.dues[i]), int(event.expires[i])
             position = int(event.positions[i])
             if due:
-                (self.calendar if event.wall else self.delays).insert_one(due, key, id, position)
-                self.delayed += 1
+                (entries.calendar if event.wall else entries.delays).insert_one(due, key, id, position)
+                entries.delayed += 1
             else:
-                self.heap.push_one(key, id, position)
-                self.ready += 1
-            before = self.touched.get(id)
+                entries.heap.push_one(key, id, position)
+                entries.ready += 1
+            before = entries.touched.get(id)
             if expires and (before is None or (before.expires, before.expires_wall) != (expires, event.expires_wall)):
-                (self.ttls_wall if event.expires_wall else self.ttls).insert_one(expires, key, id, position)
-            self.retrying.discard(id)
+                (entries.ttls_wall if event.expires_wall else entries.ttls).insert_one(expires, key, id, position)
+            entries.retrying.discard(id)
             if not due:
-                self.shown.discard(id)
+                entries.shown.discard(id)
             elif not event.delayed[i]:
-                self.shown.add(id)
+                entries.shown.add(id)
             place = DELAYED if due else READY
             priority = int(event.priorities[i])
-            self.touched[id] = Touched(place, key, position, due, event.wall, expires, event.expires_wall, priority)
+            entries.touched[id] = Touched(place, key, position, due, event.wall, expires, event.expires_wall, priority)
 
     def _purged(self, event: ev.Purged, at: int) -> None:
-        ids, positions = self.waiting()
+        entries = self.entries
+        ids, positions = entries.waiting()
         if len(ids) != event.count:
-            raise Replay(f"partition {self.number}: a purge of {event.count} messages meets {len(ids)}")
-        self.heap.clear()
-        self.delays.clear()
-        self.calendar.clear()
-        self.ready = self.delayed = 0
+            raise Replay(f"partition {entries.number}: a purge of {event.count} messages meets {len(ids)}")
+        entries.heap.clear()
+        entries.delays.clear()
+        entries.calendar.clear()
+        entries.ready = entries.delayed = 0
         if self.fairness is not None:
             self.fairness.clear_parked()
             if len(ids):
-                self.fairness.share.forget(self.hashes_of(ids))
+                self.fairness.share.forget(entries.hashes_of(ids))
         self._depart(ids, positions, "purged", event.at)
 
     def _moved(self, rows: Any, positions: I64) -> None:
         """Replace the positions of moved records. The given positions have no attempts; each entry keeps its own."""
+        entries = self.entries
         ids = np.ascontiguousarray(rows["id"])
         order = np.argsort(ids)
         ids, positions = ids[order], positions[order]
-        old = self.positions_of(ids)
+        old = entries.positions_of(ids)
         alive = old >= 0
         ids, positions = ids[alive], positions[alive]
-        self.live.remove(old[alive])
-        self.live.add(positions)
-        self.heap.replace_positions(ids, positions, keep=ATTEMPTS_MAX)
-        if self.parked.rows:
-            self.parked.replace_positions(self.hashes_of(ids), ids, positions, keep=ATTEMPTS_MAX)
-        for wheel in (self.delays, self.calendar, self.ttls, self.ttls_wall):
+        entries.live.remove(old[alive])
+        entries.live.add(positions)
+        entries.heap.replace_positions(ids, positions, keep=ATTEMPTS_MAX)
+        if entries.parked.rows:
+            entries.parked.replace_positions(entries.hashes_of(ids), ids, positions, keep=ATTEMPTS_MAX)
+        for wheel in (entries.delays, entries.calendar, entries.ttls, entries.ttls_wall):
             wheel.replace_positions(ids, positions, keep=ATTEMPTS_MAX)
-        self.prepared.replace_positions(ids, positions)
+        entries.prepared.replace_positions(ids, positions)
         by_id = dict(zip(ids.tolist(), positions.tolist(), strict=True))
-        self.leases.replace_positions(by_id)
-        for id in by_id.keys() & self.dead.keys():
-            dead = self.dead[id]
-            self.dead[id] = dead._replace(position=by_id[id] | attempts_of(dead.position))
-        for id in by_id.keys() & self.touched.keys():
-            touched = self.touched[id]
+        entries.leases.replace_positions(by_id)
+        for id in by_id.keys() & entries.dead.keys():
+            dead = entries.dead[id]
+            entries.dead[id] = dead._replace(position=by_id[id] | attempts_of(dead.position))
+        for id in by_id.keys() & entries.touched.keys():
+            touched = entries.touched[id]
             touched.position = by_id[id] | attempts_of(touched.position)
 
     # -- prepared batches ------------------------------------------------------------------------------------------
 
     def _batch_prepared(self, event: ev.BatchPrepared, rows: Any, positions: I64 | None, fairness: I64 | None) -> None:
         keys = self._keys_of(rows, np.ascontiguousarray(rows["id"]), fairness) if event.count else EMPTY
-        share = self.prepared.add(event, rows, positions, keys)
+        share = self.entries.prepared.add(event, rows, positions, keys)
         if event.count:
             self.ids.observe(int(share.ids[-1]))
-            self.live.add(share.positions)
+            self.entries.live.add(share.positions)
         for part in event.producers:
             self.sequences.answered(part.producer, part.epoch, part.answered_below)
 
     def _batch_committed(self, event: ev.BatchCommitted, at: int) -> None:
         """Add the messages of prepared parts, column by column. `ids` may be fewer than the parts hold."""
-        shares = self.prepared.take(event.batch_id, event.parts)
+        shares = self.entries.prepared.take(event.batch_id, event.parts)
         if sum(share.count for share in shares) != len(event.ids):
             keeps = [np.isin(share.ids, event.ids) for share in shares]
             for share, keep in zip(shares, keeps, strict=True):
@@ -395,7 +421,7 @@ class PartitionState(Entries):
             shares = [share.only(keep) for share, keep in zip(shares, keeps, strict=True)]
         attached = join(shares)
         if not np.array_equal(attached.ids, event.ids):
-            raise Replay(f"partition {self.number}: the journal commits others than those that were prepared")
+            raise Replay(f"partition {self.entries.number}: the journal commits others than those that were prepared")
         if attached.count:
             keys = attached.keys
             if event.keys is not None:
@@ -422,15 +448,15 @@ class PartitionState(Entries):
         self._drop_batch(event.batch_id)
 
     def _drop_batch(self, batch_id: str) -> None:
-        for share in self.prepared.drop(batch_id):
+        for share in self.entries.prepared.drop(batch_id):
             if share.count:
                 self._undo(share.ids, share.positions)
 
     def _undo(self, ids: I64, positions: I64) -> None:
         """Drop prepared messages."""
-        self.live.remove(positions)
-        if self.key_hashes is not None:
-            self.key_hashes.forget(ids)
+        self.entries.live.remove(positions)
+        if self.entries.key_hashes is not None:
+            self.entries.key_hashes.forget(ids)
 
     def _producer_opened(self, event: ev.ProducerOpened, at: int) -> None:
         self.sequences.open(event.producer, event.epoch, event.partitions, at)

@@ -186,7 +186,7 @@ class Admission:
                 for n, start, end in zip(numbers.tolist(), starts.tolist(), ends, strict=True)
             ]
         for partition, start, end in spans:
-            rows["id"][start:end] = partition.ids.take(end - start, now.steady)
+            rows["id"][start:end] = partition.state.ids.take(end - start, now.steady)
         blocks = [
             (
                 first,
@@ -296,7 +296,7 @@ class Admission:
 
     def _open_epoch(self, identity: Identity, atomic: bool, seqs: Sequence[int], now: Now) -> None:
         """Open a new epoch of a producer that brings its own epochs and uses this one for the first time."""
-        known = [p.sequences.epoch_of(identity.producer_id) or 0 for p in self._topic.partitions]
+        known = [p.state.sequences.epoch_of(identity.producer_id) or 0 for p in self._topic.partitions]
         if identity.epoch < max(known):
             raise StaleEpoch(identity.producer_id, identity.epoch, max(known))
         if identity.epoch == max(known):
@@ -311,7 +311,7 @@ class Admission:
         """Record an epoch (the next one, if none is given) in every partition."""
         partitions = self._topic.partitions
         if epoch is None:
-            epoch = max(p.sequences.epoch_of(producer_id) or 0 for p in partitions) + 1
+            epoch = max(p.state.sequences.epoch_of(producer_id) or 0 for p in partitions) + 1
         self._topic.reserve(self._journal, 256 * len(partitions), now, blocks=0, frames=len(partitions))
         for partition in partitions:
             event = ProducerOpened(producer_id, epoch, len(partitions))
@@ -321,7 +321,7 @@ class Admission:
     def _open_late(self, numbers: list[int], identity: Identity, now: Now) -> None:
         """Record the current epoch in partitions that were added after it was opened."""
         partitions = self._topic.partitions
-        opened_with = partitions[0].sequences.partitions_of(identity.producer_id) or len(partitions)
+        opened_with = partitions[0].state.sequences.partitions_of(identity.producer_id) or len(partitions)
         self._topic.reserve(self._journal, 256 * len(numbers), now, blocks=0, frames=len(numbers))
         for number in numbers:
             event = ProducerOpened(identity.producer_id, identity.epoch, opened_with)

@@ -32,7 +32,7 @@ async def find(
         rows = [
             (dead.at, id)
             for partition in runner.loaded.topic.partitions
-            for id, dead in partition.dead.items()
+            for id, dead in partition.entries.dead.items()
             if wanted is None or id in wanted
         ]
         return [id for _, id in sorted(rows)]
@@ -43,7 +43,7 @@ async def find(
 
 
 async def _slice(runner: TopicRunner, ids: list[int], where: DlqFilter | None) -> list[Letter]:
-    places = await runner.call(lambda now: [(id, owner(runner, id).find(id)) for id in ids])
+    places = await runner.call(lambda now: [(id, owner(runner, id).entries.find(id)) for id in ids])
     still = [(id, found) for id, found in places if found is not None and found.place == DEAD]
     records = await read_records(runner, [found.position for _, found in still])
 
@@ -51,8 +51,8 @@ async def _slice(runner: TopicRunner, ids: list[int], where: DlqFilter | None) -
         letters: list[Letter] = []
         for (id, _), record in zip(still, records, strict=True):
             partition = owner(runner, id)
-            if id in partition.dead:
-                found = partition.find(id)
+            if id in partition.entries.dead:
+                found = partition.entries.find(id)
                 assert found is not None
                 letters.append((living(runner.loaded.topic, partition, id, found, record), record))
         return letters
@@ -70,7 +70,7 @@ async def list_dead_letters(
     after = read_cursor(command.cursor, tuple[int, int], (-1, -1))
 
     def later(now: Now) -> list[tuple[int, int]]:
-        rows = ((dead.at, id) for p in runner.loaded.topic.partitions for id, dead in p.dead.items())
+        rows = ((dead.at, id) for p in runner.loaded.topic.partitions for id, dead in p.entries.dead.items())
         return sorted(row for row in rows if row > after)
 
     rows = await runner.call(later)
@@ -113,7 +113,7 @@ async def replay_dead_letters(broker: TopicKeeper, command: dead_letters.ReplayD
             shares: dict[int, tuple[list[int], list[int], list[int]]] = {}
             number = first
             for info, record in letters:
-                if info.id not in runner.loaded.topic.partitions[info.partition].dead:
+                if info.id not in runner.loaded.topic.partitions[info.partition].entries.dead:
                     continue
                 due = 0 if rate is None or number == 0 else start + round(number * 1000 / rate)
                 ttl = record.ttl_ms if record is not None else 0
@@ -140,7 +140,7 @@ async def delete_dead_letters(broker: TopicKeeper, command: dead_letters.DeleteD
         def decide(now: Now, letters: list[Letter] = letters) -> int:
             gone = 0
             for partition in runner.loaded.topic.partitions:
-                mine = [i.id for i, _ in letters if i.partition == partition.number and i.id in partition.dead]
+                mine = [i.id for i, _ in letters if i.partition == partition.number and i.id in partition.entries.dead]
                 if mine:
                     runner.loaded.emit(partition, partition.decide_dlq_delete(mine), now)
                     gone += len(mine)

@@ -158,7 +158,7 @@ class Delivery:
         return allowed, crowded
 
     def _held(self, holder: str) -> int:
-        return sum(p.leases.held.get(holder, 0) for p in self._topic.partitions)
+        return sum(p.entries.leases.held.get(holder, 0) for p in self._topic.partitions)
 
     def _serve_fresh(self, calls: Sequence[PopCall], now: Now) -> None:
         room = self._room(now)
@@ -168,7 +168,7 @@ class Delivery:
         partitions = self._topic.partitions
         if len(partitions) > 1 or self._topic.config.min_freshness:
             self._serve_many(calls, want, now)
-        elif partitions[0].ready and partitions[0].throttled is None:
+        elif partitions[0].entries.ready and partitions[0].state.throttled is None:
             self._serve_one(partitions[0], calls, want, now)
 
     def _room(self, now: Now) -> int:
@@ -204,8 +204,8 @@ class Delivery:
         held = sorted(
             (lease[KEY], id, lease)
             for partition in self._topic.partitions
-            for id in partition.leases.request(call.request_id or "")
-            for lease in (partition.leases.by_id[id],)
+            for id in partition.entries.leases.request(call.request_id or "")
+            for lease in (partition.entries.leases.by_id[id],)
         )
         call.start, call.count = 0, len(held)
         if held:
@@ -218,7 +218,7 @@ class Delivery:
         total = sum(counts)
         if total:
             ids, positions = rows.ids[:total], after_delivery(rows.positions[:total])
-            tokens = np.arange(partition.offset, partition.offset + total)
+            tokens = np.arange(partition.state.offset, partition.state.offset + total)
             grants = _Grants(calls, counts, now).of(slice(total))
             seq = self._topic.take_seq(total)
             event = partition.decide_lease(ids, attempts_column(positions), grants, now, seq)
@@ -248,7 +248,7 @@ class Delivery:
         for number, count, limit in zip(chosen.owners, given, limits, strict=True):
             if count:
                 partition, mine = self._topic.partitions[number], slice(start, start + count)
-                tokens += range(partition.offset, partition.offset + count)
+                tokens += range(partition.state.offset, partition.state.offset + count)
                 event = partition.decide_lease(ids[mine], attempts[mine], grants.of(mine), now, seq, limit)
                 events.append((partition, event))
                 self.heads.taken[number] += count

@@ -83,15 +83,15 @@ class CallShare:
         everything = np.arange(len(self._index))
         if self._identity is not None:
             seqs = np.array(self._columns.seqs, dtype=np.int64)
-            verdict = self.partition.sequences.check(
+            verdict = self.partition.state.sequences.check(
                 self._identity.producer_id, self._identity.epoch, seqs, self._prints
             )
             self._take(verdict, everything)
         if self._keyed:
             rows = np.array(self._keyed)
-            verdict = self.partition.keys.check(self._hashes, self._prints[rows], now.steady)
+            verdict = self.partition.state.keys.check(self._hashes, self._prints[rows], now.steady)
             self._take(verdict, rows)
-        doubts = self._doubts(batch_id) if self.partition.prepared else {}
+        doubts = self._doubts(batch_id) if self.partition.entries.prepared else {}
         for row in np.flatnonzero(self._twin >= 0).tolist():
             twin = self._twin[row]
             if self._status[twin] != NEW:  # the row it repeats is not new, so it gets the same result
@@ -103,7 +103,7 @@ class CallShare:
 
     def _doubts(self, batch_id: str | None) -> dict[int, str]:
         """Return row -> batch for rows that another batch has prepared: they may turn out to be duplicates."""
-        prepared, found = self.partition.prepared, {}
+        prepared, found = self.partition.entries.prepared, {}
         if self._identity is not None:
             seqs = np.array(self._columns.seqs, dtype=np.int64)
             found = prepared.seqs_in_doubt(self._identity.producer_id, self._identity.epoch, seqs, batch_id)
@@ -130,7 +130,7 @@ class CallShare:
         if self._status[row] == STALE:
             assert self._identity is not None
             producer = self._identity.producer_id
-            return StaleSequence(producer, seq or 0, self.partition.sequences.answered_below_of(producer))
+            return StaleSequence(producer, seq or 0, self.partition.state.sequences.answered_below_of(producer))
         first = int(self._first[row])
         return IdempotencyConflict(self._name(row), self._topic.ulid(first) if first >= 0 else "(of the same batch)")
 
@@ -161,7 +161,7 @@ class CallShare:
         new = np.flatnonzero(self.new)
         part = self._columns if len(new) == len(self._index) else self._columns.subset(new.tolist())
         rows, smalls = part.fill(now.steady, now.wall)
-        rows["id"] = self._ids[new] = self.partition.ids.take(len(new), now.steady)
+        rows["id"] = self._ids[new] = self.partition.state.ids.take(len(new), now.steady)
         event = EnqueuedEvent(0, 0, len(new), 0)
         renumber = np.cumsum(self.new) - 1
         if self._identity is not None:
@@ -203,13 +203,13 @@ class CallShare:
 def give_turns(partition: Partition, rows: Any, part: Columns, in_turn: bool = True) -> I64 | None:
     """Write turns into the rows of new messages that are ready (the others get theirs later). Return the hashes of
     their fairness keys, or None without fairness."""
-    if partition.fair is None:
+    if partition.fairness is None:
         return None
     hashes = part.fairness_hashes()
     ready = rows["due"] == 0
     if in_turn and ready.any():
-        priorities = partition.ordering.keys(rows["priority"][ready], rows["enqueued_at"][ready])
-        rows["turn"][ready] = partition.fair.take(priorities, hashes[ready])
+        priorities = partition.entries.ordering.keys(rows["priority"][ready], rows["enqueued_at"][ready])
+        rows["turn"][ready] = partition.fairness.share.take(priorities, hashes[ready])
     return hashes
 
 
@@ -225,7 +225,9 @@ class FormerPlaces:
         self._with_name = self._with_token | _present(columns.places(), columns.count)
         self._opened_with = len(topic.partitions)  # partition count when the epoch was opened
         if identity is not None:
-            self._opened_with = topic.partitions[0].sequences.partitions_of(identity.producer_id) or self._opened_with
+            self._opened_with = (
+                topic.partitions[0].state.sequences.partitions_of(identity.producer_id) or self._opened_with
+            )
 
     def parts(self) -> I64:
         """Return the partition of each row."""
@@ -251,7 +253,7 @@ class FormerPlaces:
         if not self._with_token.any():
             return False
         old = self._topic.partitions[: growth.before]
-        return self._now < growth.until or any(p.keys.holds_any or p.prepared for p in old)
+        return self._now < growth.until or any(p.state.keys.holds_any or p.entries.prepared for p in old)
 
     def _moved(self, rows: I64, count: int) -> list[tuple[Partition, I64]]:
         """Return the rows that `count` partitions placed elsewhere, by partition."""
@@ -267,14 +269,18 @@ class FormerPlaces:
         prints = np.zeros(len(rows), dtype=np.uint32)  # payloads are compared later
         if by_seq and self._identity is not None:
             seqs = np.array([self._columns.seqs[row] for row in rows.tolist()], dtype=np.int64)  # type: ignore[index]
-            found |= _known(partition.sequences.check(self._identity.producer_id, self._identity.epoch, seqs, prints))
-            doubts = partition.prepared.seqs_in_doubt(self._identity.producer_id, self._identity.epoch, seqs, None)
+            found |= _known(
+                partition.state.sequences.check(self._identity.producer_id, self._identity.epoch, seqs, prints)
+            )
+            doubts = partition.entries.prepared.seqs_in_doubt(
+                self._identity.producer_id, self._identity.epoch, seqs, None
+            )
             found[list(doubts)] = True
         mine = np.flatnonzero(self._with_token[rows])
         if by_token and len(mine):
             hashes = [key_hash(self._columns.tokens[row]) for row in rows[mine].tolist()]  # type: ignore[index]
-            found[mine] |= _known(partition.keys.check(hashes, prints[mine], self._now))
-            found[mine[list(partition.prepared.hashes_in_doubt(hashes, None))]] = True
+            found[mine] |= _known(partition.state.keys.check(hashes, prints[mine], self._now))
+            found[mine[list(partition.entries.prepared.hashes_in_doubt(hashes, None))]] = True
         return found
 
 

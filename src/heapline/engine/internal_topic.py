@@ -51,7 +51,7 @@ class InternalTopic:
         return await self._read(self.runner)
 
     async def _read(self, runner: TopicRunner) -> list[tuple[int, bytes]]:
-        ids, positions = await runner.call(lambda now: runner.loaded.topic.partitions[0].waiting())
+        ids, positions = await runner.call(lambda now: runner.loaded.topic.partitions[0].entries.waiting())
         order = ids.argsort()
         ids, positions = ids[order].tolist(), positions[order]
         found: list[tuple[int, bytes]] = []
@@ -67,7 +67,7 @@ def cancel(runner: TopicRunner, ids: Iterable[int], now: Now) -> None:
     """Delete these messages as far as they exist. Runs in a turn."""
     partition = runner.loaded.topic.partitions[0]
     column = np.array(sorted(ids), dtype=np.int64)
-    positions = partition.positions_of(column)
+    positions = partition.entries.positions_of(column)
     there = positions >= 0
     if there.any():
         runner.loaded.emit(partition, Cancelled(column[there], positions[there], bytes(int(there.sum()))), now)

@@ -112,8 +112,8 @@ async def extend(broker: TopicKeeper, command: leases.Extend, context: Context) 
     def decide(p: Partition, ids: list[int], tokens: list[int], now: Now) -> Sequence[int]:
         lost = runner.loaded.emit_decision(p, p.decide_extend(ids, tokens, now, extend_ms), now)
         for id, token in zip(ids, tokens, strict=True):
-            if p.leases.holds(id, token):
-                deadlines[id, token] = p.leases.by_id[id][DEADLINE]
+            if p.entries.leases.holds(id, token):
+                deadlines[id, token] = p.entries.leases.by_id[id][DEADLINE]
         return lost
 
     settled = await _settle(runner, command.leases, decide)

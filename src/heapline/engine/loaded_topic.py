@@ -147,9 +147,9 @@ class Loader:
                 count += 1
                 if count % 64 == 0:
                     for partition in topic.partitions:
-                        partition.heap.maintain()
-                        partition.delays.maintain()
-                        partition.calendar.maintain()
+                        partition.entries.heap.maintain()
+                        partition.entries.delays.maintain()
+                        partition.entries.calendar.maintain()
             topic.settle()
             journal.prepare()
             self._check_records(topic)

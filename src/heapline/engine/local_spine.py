@@ -95,7 +95,7 @@ class Heads:
         self._mark_old(now)
         for number in changed:
             partition = partitions[number]
-            head = partition.head() if partition.ready and partition.throttled is None else None
+            head = partition.head() if partition.entries.ready and partition.state.throttled is None else None
             if head is not None:
                 if not self._full[number] or head < (self._keys[number], self._ids[number]):
                     self._since[number] = now
@@ -135,7 +135,7 @@ class Heads:
         turns = self._turns()
         chosen = self._best(full, want, barrier) if turns is None else self._in_turn(full, want, turns)
         if not len(chosen.ids):
-            self.refusals += any(p.ready for p in self._topic.partitions)
+            self.refusals += any(p.entries.ready for p in self._topic.partitions)
         return chosen
 
     def _turns(self) -> Rotation | None:
@@ -225,7 +225,7 @@ class Heads:
         if self._is_limited:  # blocked messages use no turns
             ready = {number: len(partitions[number].eligible(want).ids) for number in numbers}
         else:
-            ready = {number: partitions[number].ready for number in numbers}
+            ready = {number: partitions[number].entries.ready for number in numbers}
         after = turns.fork()
         plan = after.plan(ready, want)
         self._planned = _Planned(ready, len(plan.order), after)
@@ -260,7 +260,7 @@ class Heads:
         hashes = np.empty(len(chosen.ids), dtype=np.int64)
         for i, number in enumerate(chosen.owners):
             mine = chosen.owner == i
-            hashes[mine] = partitions[number].hashes_of(chosen.ids[mine])
+            hashes[mine] = partitions[number].entries.hashes_of(chosen.ids[mine])
         return _reordered(chosen, np.flatnonzero(~fair.beyond(hashes)))
 
     # -- limits ----------------------------------------------------------------------------------------------------

@@ -247,7 +247,7 @@ def take_units(found: Iterator[Unit]) -> list[Unit]:
 
 async def bounds(runner: TopicRunner) -> dict[int, tuple[int, int]]:
     """Return {partition: (start, end)} of the readable log."""
-    ends = await runner.call(lambda now: [p.offset for p in runner.loaded.topic.partitions])
+    ends = await runner.call(lambda now: [p.state.offset for p in runner.loaded.topic.partitions])
     if runner.loaded.topic.config.fsync != "commit":  # an end is durable, even where answers are not
         await runner.loaded.committer.between_commits(runner.loaded.journal.sync)
     starts = await runner.io.run(runner.loaded.journal.reader().first_offsets, len(ends))

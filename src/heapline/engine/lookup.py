@@ -16,11 +16,11 @@ from heapline.contract.call import Page, cursor_of, read_cursor
 from heapline.contract.check import fail, instant_to_ms, seconds_to_ms
 from heapline.contract.errors import MessageLeased, MessageNotFound
 from heapline.contract.message import MessageInfo, State, from_ms
-from heapline.core.entries import DEAD, DELAYED, LEASED, READY
+from heapline.core.entries import DEAD, DELAYED, LEASED, READY, Found
 from heapline.core.ids import partition_of, unix_ms_of
 from heapline.core.leases import DEADLINE, HOLDER, TOKEN
 from heapline.core.now import Now
-from heapline.core.partition import Found, Partition
+from heapline.core.partition import Partition
 from heapline.core.record import FLAG_WALL, attempts_of, size_bound
 from heapline.engine.delivery import split_small
 from heapline.engine.runner import TopicRunner
@@ -55,9 +55,9 @@ class Record:
 
 def living(topic: Topic, partition: Partition, id: int, found: Found, record: Record | None) -> MessageInfo:
     """Return the information about a live message."""
-    touched = partition.touched.get(id)
-    lease = partition.leases.by_id.get(id)
-    dead = partition.dead.get(id)
+    touched = partition.entries.touched.get(id)
+    lease = partition.entries.leases.by_id.get(id)
+    dead = partition.entries.dead.get(id)
     due = expires = None
     priority = None
     if record is not None:
@@ -83,7 +83,7 @@ def living(topic: Topic, partition: Partition, id: int, found: Found, record: Re
         expires_at=None if expires is None or dead is not None else from_ms(expires),
         deadline=None if lease is None else from_ms(lease[DEADLINE]),
         holder=None if lease is None else lease[HOLDER],
-        reason=dead.reason if dead is not None else partition.reasons.get(id),
+        reason=dead.reason if dead is not None else partition.entries.reasons.get(id),
         ended_at=None if dead is None else from_ms(dead.at),
         payload=None if record is None else record.payload,
         key=None if record is None else record.key,
@@ -94,7 +94,7 @@ def living(topic: Topic, partition: Partition, id: int, found: Found, record: Re
 
 def departed(topic: Topic, partition: Partition, id: int) -> MessageInfo:
     """Return how a message ended, while that is remembered."""
-    gone = partition.gone.find(id)
+    gone = partition.state.gone.find(id)
     if gone is None:
         raise MessageNotFound(topic.name, topic.ulid(id))
     how: Any = gone.how
@@ -132,7 +132,7 @@ def owner(runner: TopicRunner, id: int) -> Partition:
 
 def waiting(runner: TopicRunner, id: int) -> Found:
     """Return where a message waits. Raise if it is leased, dead or deleted."""
-    found = owner(runner, id).find(id)
+    found = owner(runner, id).entries.find(id)
     if found is None or found.place == DEAD:
         raise MessageNotFound(runner.name, runner.loaded.topic.ulid(id))
     if found.place == LEASED:
@@ -141,12 +141,12 @@ def waiting(runner: TopicRunner, id: int) -> Found:
 
 
 async def get(runner: TopicRunner, id: int) -> MessageInfo:
-    found = await runner.call(lambda now: owner(runner, id).find(id))
+    found = await runner.call(lambda now: owner(runner, id).entries.find(id))
     record = None if found is None else (await read_records(runner, [found.position]))[0]
 
     def answer(now: Now) -> MessageInfo:
         partition = owner(runner, id)
-        current = partition.find(id)
+        current = partition.entries.find(id)
         if current is None:
             return departed(runner.loaded.topic, partition, id)
         return living(runner.loaded.topic, partition, id, current, record)
@@ -165,7 +165,7 @@ async def lease_of(runner: TopicRunner, id: int) -> tuple[int, str | None] | Non
 
     def look(now: Now) -> tuple[int, str | None] | None:
         number, partitions = partition_of(id), runner.loaded.topic.partitions
-        lease = partitions[number].leases.by_id.get(id) if number < len(partitions) else None
+        lease = partitions[number].entries.leases.by_id.get(id) if number < len(partitions) else None
         return None if lease is None else (lease[TOKEN], lease[HOLDER])
 
     return await runner.call(look)
@@ -194,7 +194,7 @@ async def peek(runner: TopicRunner, limit: int, cursor: str | None, max_bytes: i
         infos = []
         for (_, id, _), record in zip(rows, records, strict=True):
             partition = owner(runner, id)
-            found = partition.find(id)
+            found = partition.entries.find(id)
             if found is not None:
                 infos.append(living(runner.loaded.topic, partition, id, found, record))
         return infos
@@ -270,7 +270,7 @@ class _Reschedule:
         record = self._record
         if due is not None:
             return (due + record.ttl_ms, wall) if record.ttl_ms else (0, wall)
-        touched = partition.touched.get(self._id)
+        touched = partition.entries.touched.get(self._id)
         if touched is not None:
             return touched.expires, touched.expires_wall
         return (record.due_at + record.ttl_ms, record.wall) if record.ttl_ms else (0, record.wall)
@@ -278,7 +278,7 @@ class _Reschedule:
     def _new_priority(self, partition: Partition) -> int:
         if self._priority is not None:
             return self._priority
-        touched = partition.touched.get(self._id)
+        touched = partition.entries.touched.get(self._id)
         if touched is not None and touched.priority is not None:
             return touched.priority
         return self._record.priority

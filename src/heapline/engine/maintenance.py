@@ -102,7 +102,9 @@ class SegmentReclaimer:
     async def _survey(self) -> Survey:
         runner = self._runner
         # Offsets as of this answer: all rows below are written then, and the files show where.
-        offsets = await runner.call(lambda now: [partition.offset for partition in runner.loaded.topic.partitions])
+        offsets = await runner.call(
+            lambda now: [partition.state.offset for partition in runner.loaded.topic.partitions]
+        )
         loaded = runner.loaded
         return await runner.io.run(loaded.journal.survey, offsets, loaded.snapshots.older_unit)
 
@@ -166,7 +168,7 @@ class SegmentReclaimer:
         for partition, floor in floors.items():
             following.floors[partition] = max(floor, following.floors[partition])
         unit = runner.loaded.journal.open_unit_number - (not topic.open_frames)
-        known = [(p.offset, topic.counts[p.number].total) for p in topic.partitions]
+        known = [(p.state.offset, topic.counts[p.number].total) for p in topic.partitions]
         return _Leave(runner.loaded.journal, unit, known, starts_without(topic, survey, index))
 
     def _delete(self, survey: Survey, segment: int, starts: list[int]) -> bool:

@@ -117,12 +117,12 @@ def _of_topic(runner: TopicRunner, journal_bytes: int, journal_segments: int) ->
         partitions.append(
             PartitionMeasures(
                 p.number,
-                p.ready,
-                p.delayed,
-                len(p.leases),
-                len(p.dead),
-                p.prepared.count,
-                p.throttled is not None,
+                p.entries.ready,
+                p.entries.delayed,
+                len(p.entries.leases),
+                len(p.entries.dead),
+                p.entries.prepared.count,
+                p.state.throttled is not None,
                 age,
                 by_partition[p.number],
             )
@@ -139,7 +139,7 @@ def _of_topic(runner: TopicRunner, journal_bytes: int, journal_segments: int) ->
         age_ms,
         journal_bytes,
         journal_segments,
-        sum(p.nbytes for p in topic.partitions) + topic.live.nbytes,
+        sum(p.state.nbytes for p in topic.partitions) + topic.live.nbytes,
         runner.loaded.committer.waiting_bytes if runner.is_serving else 0,
         [_of_group(runner, group) for group in topic.groups],
     )

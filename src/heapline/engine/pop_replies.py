@@ -133,7 +133,7 @@ def build_answers(calls: Sequence[PopCall], leased: LeasedRows, records: Records
     if len(topic.partitions) > 1:
         numbers = partition_of(ids).astype(np.uint16)
         partitions, owners = packed(numbers), set(numbers.tolist())
-    if any(topic.partitions[number].touched for number in owners):
+    if any(topic.partitions[number].entries.touched for number in owners):
         priorities = _current_priorities(ids.tolist(), priorities, topic)
     whole = LeasedMessages(
         packed(ids),
@@ -213,7 +213,7 @@ def without(answer: LeasedMessages, bad: Sequence[int]) -> LeasedMessages:
 def _current_priorities(ids: list[int], priorities: I64, topic: Topic) -> I64:
     """Return the current priorities: a rescheduled message has a different priority than its record."""
     for i, id in enumerate(ids):
-        touched = topic.partitions[partition_of(id)].touched.get(id)
+        touched = topic.partitions[partition_of(id)].entries.touched.get(id)
         if touched is not None and touched.priority is not None:
             priorities[i] = touched.priority
     return priorities

@@ -19,7 +19,7 @@ import numpy as np
 from heapline.contract.errors import SnapshotCorrupt, UnknownFormat
 from heapline.core.dedup.idempotency import KeyWindow
 from heapline.core.dedup.sequences import SequenceWindow
-from heapline.core.entries import Dead, Touched
+from heapline.core.entries import Dead, Entries, Touched
 from heapline.core.events import Grown
 from heapline.core.fairness.keys import KeyHashes
 from heapline.core.heap.run_heap import Run, RunHeap
@@ -107,7 +107,7 @@ def _freeze_whole(topic: Topic) -> dict[str, Any]:
 def _thaw_whole(topic: Topic, saved: dict[str, Any]) -> None:
     topic.growths = [Grown(*growth) for growth in saved.get("growths", ())]
     if "groups" in saved:
-        topic.following.load_groups(saved["groups"], [partition.offset for partition in topic.partitions])
+        topic.following.load_groups(saved["groups"], [partition.state.offset for partition in topic.partitions])
 
 
 def _extend(topic: Topic, saved: dict[str, Any]) -> None:
@@ -124,39 +124,42 @@ def _run_names(blobs: Iterable[str]) -> dict[str, str]:
 
 
 def _freeze_partition(p: Partition, blobs: _Blobs) -> dict[str, Any]:
+    state, entries = p.state, p.entries
     return {
-        "offset": p.offset,
-        "last_id": p.ids.last,
-        "ready": p.ready,
-        "delayed": p.delayed,
-        "heap": [_freeze_run(r, f"heap-{p.number}-{r.serial}", _RUN_COLUMNS, blobs) for r in p.heap.runs()],
+        "offset": state.offset,
+        "last_id": state.ids.last,
+        "ready": entries.ready,
+        "delayed": entries.delayed,
+        "heap": [_freeze_run(r, f"heap-{p.number}-{r.serial}", _RUN_COLUMNS, blobs) for r in entries.heap.runs()],
         "wheels": {
             name: [
                 _freeze_run(c, f"{name}-{p.number}-{c.serial}", _CHUNK_COLUMNS, blobs)
-                for c in getattr(p, name).chunks()
+                for c in getattr(entries, name).chunks()
             ]
             for name in WHEELS
         },
-        "leases": p.leases.to_state(),
-        "dead": [(id, *dead) for id, dead in p.dead.items()],
-        "touched": [(id, *touched.to_state()) for id, touched in p.touched.items()],
-        "reasons": list(p.reasons.items()),
-        "limits": list(p.limits.items()),
-        "lapsed": list(p.lapsed),
-        "retrying": list(p.retrying),
-        "shown": list(p.shown),
-        "sequences": p.sequences.to_state(),
-        "keys": p.keys.to_state(),
-        "gone": p.gone.to_state(),
-        "throttled": p.throttled,
-        "prepared": p.prepared.to_state(),
-        **({} if p.key_hashes is None else _freeze_fairness(p)),
+        "leases": entries.leases.to_state(),
+        "dead": [(id, *dead) for id, dead in entries.dead.items()],
+        "touched": [(id, *touched.to_state()) for id, touched in entries.touched.items()],
+        "reasons": list(entries.reasons.items()),
+        "limits": list(entries.limits.items()),
+        "lapsed": list(entries.lapsed),
+        "retrying": list(entries.retrying),
+        "shown": list(entries.shown),
+        "sequences": state.sequences.to_state(),
+        "keys": state.keys.to_state(),
+        "gone": state.gone.to_state(),
+        "throttled": state.throttled,
+        "prepared": entries.prepared.to_state(),
+        **({} if entries.key_hashes is None else _freeze_fairness(entries, entries.key_hashes)),
     }
 
 
-def _freeze_fairness(p: Partition) -> dict[str, Any]:
-    parked = [[run.keys[run.start :], run.ids[run.start :], run.positions[run.start :]] for run in p.parked.runs()]
-    return {"key_hashes": p.key_hashes.to_state() if p.key_hashes is not None else None, "parked": parked}
+def _freeze_fairness(entries: Entries, hashes: KeyHashes) -> dict[str, Any]:
+    parked = [
+        [run.keys[run.start :], run.ids[run.start :], run.positions[run.start :]] for run in entries.parked.runs()
+    ]
+    return {"key_hashes": hashes.to_state(), "parked": parked}
 
 
 def _freeze_run(run: Any, name: str, columns: tuple[str, ...], blobs: _Blobs) -> list[Any]:
@@ -182,7 +185,7 @@ def thaw(topic: Topic, state: bytes, blobs: Mapping[str, memoryview], now: int, 
         topic.blob_names = _run_names(blobs)
         for partition, saved in zip(topic.partitions, partitions, strict=False):
             _thaw_partition(partition, saved, blobs, now, wall)
-            topic.following.load_state(partition.number, saved.get("stream"), partition.offset)
+            topic.following.load_state(partition.number, saved.get("stream"), partition.state.offset)
             topic.following.commits[partition.number] = SegmentPins.from_state(saved.get("commits", []))
         _thaw_whole(topic, whole)
     except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
@@ -190,33 +193,34 @@ def thaw(topic: Topic, state: bytes, blobs: Mapping[str, memoryview], now: int, 
 
 
 def _thaw_partition(p: Partition, saved: dict[str, Any], blobs: Mapping[str, memoryview], now: int, wall: int) -> None:
-    p.offset, p.ready, p.delayed = saved["offset"], saved["ready"], saved["delayed"]
+    state, entries = p.state, p.entries
+    state.offset, entries.ready, entries.delayed = saved["offset"], saved["ready"], saved["delayed"]
     if saved["last_id"]:
-        p.ids.observe(saved["last_id"])
-    p.heap = RunHeap.from_runs([Run(*_thaw_run(r, _RUN_COLUMNS, blobs)) for r in saved["heap"]])
+        state.ids.observe(saved["last_id"])
+    entries.heap = RunHeap.from_runs([Run(*_thaw_run(r, _RUN_COLUMNS, blobs)) for r in saved["heap"]])
     for name in WHEELS:
         chunks = [Chunk.of_columns(*_thaw_run(c, _CHUNK_COLUMNS, blobs)) for c in saved["wheels"][name]]
-        wheel: TimingWheel = getattr(p, name)
+        wheel: TimingWheel = getattr(entries, name)
         time = wall if name in ("calendar", "ttls_wall") else now
-        setattr(p, name, TimingWheel.from_chunks(time, wheel.tick_ms, chunks))
-    p.leases = LeaseTable.from_state(saved["leases"])
-    p.dead = {id: Dead(*rest) for id, *rest in saved["dead"]}
-    p.touched = {id: Touched(*rest) for id, *rest in saved["touched"]}
-    p.reasons = dict(saved["reasons"])
-    p.limits = dict(saved["limits"])
-    p.lapsed = set(saved["lapsed"])
-    p.retrying = set(saved["retrying"])
-    p.shown = set(saved["shown"])
-    p.sequences = SequenceWindow.from_state(saved["sequences"])
-    p.keys = KeyWindow.from_state(saved["keys"])
-    p.gone = GoneMemory.from_state(saved["gone"])
-    p.throttled = saved["throttled"]
-    p.prepared = Prepared.from_state(saved["prepared"])
-    if p.key_hashes is not None:
-        p.key_hashes = KeyHashes.from_state(saved["key_hashes"])
+        setattr(entries, name, TimingWheel.from_chunks(time, wheel.tick_ms, chunks))
+    entries.leases = LeaseTable.from_state(saved["leases"])
+    entries.dead = {id: Dead(*rest) for id, *rest in saved["dead"]}
+    entries.touched = {id: Touched(*rest) for id, *rest in saved["touched"]}
+    entries.reasons = dict(saved["reasons"])
+    entries.limits = dict(saved["limits"])
+    entries.lapsed = set(saved["lapsed"])
+    entries.retrying = set(saved["retrying"])
+    entries.shown = set(saved["shown"])
+    state.sequences = SequenceWindow.from_state(saved["sequences"])
+    state.keys = KeyWindow.from_state(saved["keys"])
+    state.gone = GoneMemory.from_state(saved["gone"])
+    state.throttled = saved["throttled"]
+    entries.prepared = Prepared.from_state(saved["prepared"])
+    if entries.key_hashes is not None:
+        entries.key_hashes = KeyHashes.from_state(saved["key_hashes"])
         for columns in saved["parked"]:  # which keys are blocked is determined again
-            p.heap.push(*(np.frombuffer(column, dtype=np.int64) for column in columns))
-    p.loaded()
+            entries.heap.push(*(np.frombuffer(column, dtype=np.int64) for column in columns))
+    entries.loaded()
 
 
 def _thaw_run(saved: list[Any], columns: tuple[str, ...], blobs: Mapping[str, memoryview]) -> list[Any]:

@@ -69,7 +69,7 @@ async def pin(runner: TopicRunner, dead: bool) -> StateRows:
         topic = runner.loaded.topic
         topic.seal(runner.loaded.journal, now)
         unit = runner.loaded.journal.open_unit_number - 1
-        return freeze(topic, unit), [p.offset for p in topic.partitions], now.wall
+        return freeze(topic, unit), [p.state.offset for p in topic.partitions], now.wall
 
     frozen, ends, wall = await runner.call(capture)
     topic = Topic(
@@ -95,7 +95,7 @@ def stored(disk: Disk, folder: str, name: str, incarnation: int, config: TopicCo
             topic.replay(unit, folder)
             wall = unit.wall
     topic.settle()
-    return _rows_of(topic, dead, incarnation, wall or mark.time, [p.offset for p in topic.partitions])
+    return _rows_of(topic, dead, incarnation, wall or mark.time, [p.state.offset for p in topic.partitions])
 
 
 def _thawed(disk: Disk, folder: str, name: str, config: TopicConfig, now: int) -> tuple[Topic, int]:
@@ -145,7 +145,7 @@ def _rows_of(topic: Topic, dead: bool, incarnation: int, at: int, ends: list[int
         rows = np.concatenate(found)
         _note_own(partition, rows)
         if not dead:
-            _note_reasons(partition.reasons, rows, texts)
+            _note_reasons(partition.entries.reasons, rows, texts)
         parts.append(rows)
     rows = np.concatenate(parts)
     rows = rows[np.argsort(rows["position"], kind="stable")]
@@ -161,30 +161,30 @@ def _made(state: int, ids: Any, positions: Any) -> Rows:
 
 def _waiting(p: Partition) -> Iterator[Rows]:
     seen: set[int] = set()
-    for run in (*p.heap.runs(), *p.parked.runs()):
+    for run in (*p.entries.heap.runs(), *p.entries.parked.runs()):
         keys, ids, positions = run.rest()
-        good = p.good_ready(keys, ids, positions, seen)
+        good = p.entries.good_ready(keys, ids, positions, seen)
         yield _made(READY, ids[good], positions[good])
-    for wheel, wall in ((p.delays, False), (p.calendar, True)):
+    for wheel, wall in ((p.entries.delays, False), (p.entries.calendar, True)):
         for chunk in wheel.chunks():
             timers = Timers(*(column[chunk.start :] for column in chunk.columns()))
-            good = p.good_delayed(timers, wall, seen)
+            good = p.entries.good_delayed(timers, wall, seen)
             rows = _made(DELAYED, timers.ids[good], timers.positions[good])
             rows["due"] = timers.dues[good]
             yield rows
 
 
 def _leased(p: Partition, texts: _Texts) -> Rows:
-    leases = list(p.leases.by_id.values())
-    rows = _made(LEASED, list(p.leases.by_id), [lease[POSITION] for lease in leases])
+    leases = list(p.entries.leases.by_id.values())
+    rows = _made(LEASED, list(p.entries.leases.by_id), [lease[POSITION] for lease in leases])
     rows["deadline"] = [lease[DEADLINE] for lease in leases]
     rows["holder"] = [texts.number(lease[HOLDER]) for lease in leases]
     return rows
 
 
 def _dead_rows(p: Partition, texts: _Texts) -> Rows:
-    letters = list(p.dead.values())
-    rows = _made(DEAD, list(p.dead), [letter.position for letter in letters])
+    letters = list(p.entries.dead.values())
+    rows = _made(DEAD, list(p.entries.dead), [letter.position for letter in letters])
     rows["died_at"] = [letter.at for letter in letters]
     rows["reason"] = [texts.number(letter.reason) for letter in letters]
     return rows
@@ -199,8 +199,8 @@ def _among(rows: Rows, ids: Mapping[int, Any]) -> list[tuple[int, int]]:
 
 
 def _note_own(p: Partition, rows: Rows) -> None:
-    for at, id in _among(rows, p.touched):
-        touched = p.touched[id]
+    for at, id in _among(rows, p.entries.touched):
+        touched = p.entries.touched[id]
         rows["expires"][at], rows["own"][at] = touched.expires, OWN_EXPIRY
         if touched.priority is not None:
             rows["priority"][at], rows["own"][at] = touched.priority, OWN_EXPIRY | OWN_PRIORITY

@@ -102,15 +102,15 @@ class Topic:
 
     @property
     def ready(self) -> int:
-        return sum(p.ready for p in self.partitions)
+        return sum(p.entries.ready for p in self.partitions)
 
     @property
     def backlog(self) -> int:
-        return sum(p.ready + p.delayed + p.prepared.count for p in self.partitions)
+        return sum(p.entries.ready + p.entries.delayed + p.entries.prepared.count for p in self.partitions)
 
     @property
     def leased(self) -> int:
-        return sum(len(p.leases) for p in self.partitions)
+        return sum(len(p.entries.leases) for p in self.partitions)
 
     @property
     def groups(self) -> Groups:
@@ -154,12 +154,12 @@ class Topic:
         starts again."""
         used_at: dict[str, int] = {}
         for partition in self.partitions:
-            for name, at in partition.sequences.passing().items():
+            for name, at in partition.state.sequences.passing().items():
                 used_at[name] = max(at, used_at.get(name, at))
         limit = now.steady - max(PASSED_MS, round(self.config.dedup_window * 1000))
         if passed := [name for name, at in used_at.items() if at <= limit]:
             for partition in self.partitions:
-                partition.sequences.forget(passed)
+                partition.state.sequences.forget(passed)
 
     def by_partition(self, ids: list[int], tokens: list[int]) -> list[tuple[Partition, list[int], list[int]]]:
         """Group leases by partition. Many leases are sliced, because one event must fit into the smallest segment."""
@@ -249,7 +249,7 @@ class Topic:
     def _gather(self, partition: Partition, event: AnyEvent, data: bytes, first_id: int = -1) -> None:
         frame = self.open_frames.get(partition.number)
         if frame is None:
-            frame = self.open_frames[partition.number] = _PendingFrame(partition.offset)
+            frame = self.open_frames[partition.number] = _PendingFrame(partition.state.offset)
             self._frames_bytes += FRAME_BYTES
         self.changed.add(partition.number)
         self.new_heads.add(partition.number)
@@ -269,7 +269,7 @@ class Topic:
         unit = journal.seal(now.steady, now.wall)
         if unit is not None and self.following.groups.by_name:
             for number in self.open_frames:
-                self.following.sealed(unit.number, number, self.partitions[number].offset, journal.written_unit)
+                self.following.sealed(unit.number, number, self.partitions[number].state.offset, journal.written_unit)
         self.open_frames.clear()
         self._frames_bytes = self._blocks = 0
         return unit
@@ -296,10 +296,10 @@ class Topic:
     ) -> None:
         kind = type(event)
         if kind in FOLLOWED and self.config.streams:
-            self.following.follow(partition.number, partition.offset, event, rows, positions)
+            self.following.follow(partition.number, partition.state.offset, event, rows, positions)
         if kind in _SHARED:
             self._apply_shared(partition, event)
-        partition.apply(event, at, rows, positions, fairness)
+        partition.state.apply(event, at, rows, positions, fairness)
 
     def _apply_shared(self, partition: Partition, event: AnyEvent) -> None:
         """Apply an event's effects on the state that the partitions share, before the partition applies it."""
@@ -308,7 +308,7 @@ class Topic:
                 self._ask_longer(partition, event.batch_id, int(event.keys.expires.max()))
         elif isinstance(event, BatchCommitted):
             if len(event.ids):
-                self.following.committed(partition.number, partition.offset, event, partition.prepared)
+                self.following.committed(partition.number, partition.state.offset, event, partition.entries.prepared)
         elif isinstance(event, Paused):
             self.paused, self.paused_until = True, event.until
         elif isinstance(event, Resumed):
@@ -322,7 +322,7 @@ class Topic:
     def _ask_longer(self, partition: Partition, batch_id: str, expires: int) -> None:
         """Extend `Grown.until` when another part of a batch brings idempotency keys. Keys that the batch has in doubt
         here were placed here because of it, maybe before a growth, and are looked up here until the new ones expire."""
-        if batch_id in partition.prepared.batches:
+        if batch_id in partition.entries.prepared.batches:
             self.growths = [
                 Grown(g.before, g.after, g.at, max(g.until, expires)) if partition.number < g.before else g
                 for g in self.growths
@@ -356,20 +356,22 @@ class Topic:
             if frame.partition >= len(self.partitions):
                 raise JournalCorrupt(path, unit.offset, f"partition {frame.partition} does not exist in this topic")
             partition = self.partitions[frame.partition]
-            if frame.first_offset != partition.offset:
-                detail = f"partition {frame.partition} continues at {frame.first_offset}, not at {partition.offset}"
+            if frame.first_offset != partition.state.offset:
+                detail = (
+                    f"partition {frame.partition} continues at {frame.first_offset}, not at {partition.state.offset}"
+                )
                 raise JournalCorrupt(path, unit.offset, detail)
             for event in decode_events(frame.events, path):
                 rows, positions, fairness = self._records(unit, event)
                 if isinstance(event, _SEQUENCED):
                     self.next_seq = max(self.next_seq, event.seq + event.rows())
                 self._apply(partition, event, unit.time, rows, positions, fairness)
-            if partition.offset != frame.first_offset + frame.row_count:
+            if partition.state.offset != frame.first_offset + frame.row_count:
                 raise JournalCorrupt(path, unit.offset, f"a frame holds other than its {frame.row_count} rows")
 
     def opened(self, now: Now) -> None:
         """Finish loading, before the topic serves."""
-        self.following.opened([partition.offset for partition in self.partitions], now.steady)
+        self.following.opened([partition.state.offset for partition in self.partitions], now.steady)
 
     def settle(self) -> None:
         """Apply the limits, after everything stored has been applied or the settings have changed."""

@@ -114,7 +114,7 @@ def set_partition_throttled(
             fail("partition", f"an integer from 0 to {count - 1}", command.partition)
         chosen = runner.loaded.topic.partitions[command.partition]
         wanted = (command.reason or "") if command.throttled else None
-        if chosen.throttled != wanted:
+        if chosen.state.throttled != wanted:
             runner.loaded.emit(chosen, Throttled(command.throttled, wanted or ""), now)
 
     return runner.call(decide)
@@ -134,18 +134,18 @@ def topic_stats(runner: TopicRunner, usage: tuple[int, int], now: Now) -> TopicS
     partitions = [
         PartitionStats(
             partition=p.number,
-            ready=p.ready,
-            delayed=p.delayed,
-            leased=len(p.leases),
-            dead=len(p.dead),
-            offset=p.offset,
-            throttled=p.throttled,
+            ready=p.entries.ready,
+            delayed=p.entries.delayed,
+            leased=len(p.entries.leases),
+            dead=len(p.entries.dead),
+            offset=p.state.offset,
+            throttled=p.state.throttled,
             leased_total=heads.taken[p.number],
             updates_total=heads.updates[p.number],
-            prepared=p.prepared.count,
+            prepared=p.entries.prepared.count,
             oldest_ready_age=_age(p.census.oldest_ready(), now),
-            blocked=p.blocked if p.parked.rows else 0,
-            lease_ends_in=_left(p.leases.next_deadline(), now),
+            blocked=p.entries.blocked if p.entries.parked.rows else 0,
+            lease_ends_in=_left(p.entries.leases.next_deadline(), now),
         )
         for p in topic.partitions
     ]
@@ -170,7 +170,7 @@ def topic_stats(runner: TopicRunner, usage: tuple[int, int], now: Now) -> TopicS
         journal_bytes=usage[0],
         journal_segments=usage[1],
         journal_bytes_written_total=counters.bytes_written,
-        memory_bytes=sum(p.nbytes for p in topic.partitions) + topic.live.nbytes,
+        memory_bytes=sum(p.state.nbytes for p in topic.partitions) + topic.live.nbytes,
         clock_jumps_total=runner.steady.jumps,
         reloads_total=counters.reloads,
         corrupt_records_total=counters.corrupt,
@@ -190,7 +190,7 @@ def _spine(runner: TopicRunner) -> SpineStats:
         k=config.k,
         bound=1 if config.strategy == "best_first" else None,
         partitions=len(runner.loaded.topic.partitions),
-        available=sum(p.throttled is None for p in runner.loaded.topic.partitions),
+        available=sum(p.state.throttled is None for p in runner.loaded.topic.partitions),
         candidates=heads.candidates,
         updates_total=sum(heads.updates),
         selections_total=heads.selections,
@@ -215,16 +215,20 @@ def _latencies(counters: Counters) -> dict[str, LatencyHistogram]:
 
 
 def _depths(topic: Topic, now: Now) -> list[DepthBucket]:
-    ordering = topic.partitions[0].ordering
+    ordering = topic.partitions[0].entries.ordering
     cuts = ordering.cuts(np.array(PRIORITY_LOWS[1:], dtype=np.int64), now.steady)
     descend = ordering.mode == "max"
     cuts = cuts[::-1] if descend else cuts
-    counts = sum((p.census.depths(cuts) for p in topic.partitions if p.ready), np.zeros(len(cuts) + 1, np.int64))
+    counts = sum(
+        (p.census.depths(cuts) for p in topic.partitions if p.entries.ready), np.zeros(len(cuts) + 1, np.int64)
+    )
     by_priority = (counts[::-1] if descend else counts).tolist()
     buckets = zip(PRIORITY_LOWS, PRIORITY_HIGHS, by_priority, strict=True)
     return [DepthBucket(*bucket) for bucket in buckets if bucket[2]]
 
 
 def _dues(topic: Topic, now: Now) -> list[DueBucket]:
-    counts = sum((p.census.dues(now) for p in topic.partitions if p.delayed), np.zeros(len(DUE_WITHIN) + 1, np.int64))
+    counts = sum(
+        (p.census.dues(now) for p in topic.partitions if p.entries.delayed), np.zeros(len(DUE_WITHIN) + 1, np.int64)
+    )
     return [DueBucket(*bucket) for bucket in zip((*DUE_WITHIN, None), counts.tolist(), strict=True)]

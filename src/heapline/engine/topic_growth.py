@@ -62,7 +62,9 @@ def change(runner: TopicRunner, wanted: TopicConfig, now: Now) -> None:
     runner.loaded.delivery.retune(now)
     runner.loaded.emit(topic.partitions[0], ConfigChanged(settings), now)
     if after > before:
-        until = max(now.steady, *(max(p.keys.expires_max, p.prepared.expires_max) for p in topic.partitions))
+        until = max(
+            now.steady, *(max(p.state.keys.expires_max, p.entries.prepared.expires_max) for p in topic.partitions)
+        )
         runner.loaded.emit(topic.partitions[0], Grown(before, after, now.steady, until), now)
         runner.loaded.complete_groups(now)
         runner.grew()

@@ -490,7 +490,7 @@ class TopicKeeper:
             last_ms = 0
             if runner is not None:
                 await runner.close(TopicNotFound(topic))
-                last_ms = max(unix_ms_of(p.ids.last) for p in runner.loaded.topic.partitions)
+                last_ms = max(unix_ms_of(p.state.ids.last) for p in runner.loaded.topic.partitions)
             # Once the catalog does not name it, the topic is deleted. Its folder is removed now or at the next open.
             try:
                 await self._on_disk(self._catalog_or_fail().remove, entry, last_ms)

@@ -275,7 +275,7 @@ class Turns:
         for number in topic.changed:
             partition = topic.partitions[number]
             wait = partition.next_wake_in(now)
-            if wait is not None and (len(partition.calendar) or len(partition.ttls_wall)):
+            if wait is not None and (len(partition.entries.calendar) or len(partition.entries.ttls_wall)):
                 wait = min(wait, WALL_CHECK_MS)
             wakes.plan(number, INF if wait is None else now.steady + wait)
         topic.changed.clear()

@@ -173,7 +173,7 @@ def _live_messages(runner: TopicRunner) -> list[MessageInfo]:
             continue
         record = Record(records, i)
         partition = topic.partitions[int(partition_of(record.id))]
-        row = partition.find(record.id)
+        row = partition.entries.find(record.id)
         if row is not None:
             infos.append(living(topic, partition, record.id, row, record))
     return sorted(infos, key=lambda info: info.id)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from heapline.core.entries import DEAD, FROM_LEASE, LEASED
+from heapline.core.entries import DEAD, FROM_LEASE, LEASED, Found
 from heapline.core.events import (
     Acked,
     AnyEvent,
@@ -24,7 +24,6 @@ from heapline.core.events import (
     Nacked,
 )  # fmt: skip
 from heapline.core.now import Now
-from heapline.core.partition import Found
 from heapline.core.record import FLAG_WALL, after_delivery, attempts_column
 from tests.unit.core.naive import NaiveLease, clock
 from tests.unit.core.rig_batches import BatchRig
@@ -48,7 +47,7 @@ class Rig(BatchRig):
                 grants.append(Grant(share, self.now.steady + visibility + number, holder, name))
         if not ids:
             return []
-        token = self.p.offset
+        token = self.p.state.offset
         event = self.p.decide_lease(
             rows.ids, attempts_column(after_delivery(rows.positions)), grants, self.now, self.take_seq(len(ids))
         )
@@ -59,7 +58,7 @@ class Rig(BatchRig):
                 self.model.lease(ids[i], NaiveLease(token + i, grant.deadline, self.now.steady, holder))
                 self.old_tokens.append((ids[i], token + i))
             if grant.request_id is not None:
-                assert self.p.leases.request(grant.request_id) == ids[at : at + grant.count]
+                assert self.p.entries.leases.request(grant.request_id) == ids[at : at + grant.count]
             at += grant.count
         assert list(event.attempts) == [self.model.messages[id].attempts for id in ids]
         return ids
@@ -202,7 +201,7 @@ class Rig(BatchRig):
 
     def waiting(self, id: int) -> Found | None:
         """What the broker asks before it cancels or reschedules."""
-        found = self.p.find(id)
+        found = self.p.entries.find(id)
         return None if found is None or found.place in (LEASED, DEAD) else found
 
     def cancel(self, id: int) -> bool:
@@ -221,7 +220,7 @@ class Rig(BatchRig):
         assert (found is not None) == self.model.messages[id].is_waiting
         if found is None:
             return False
-        row, touched = self.records[id], self.p.touched.get(id)
+        row, touched = self.records[id], self.p.entries.touched.get(id)
         ttl = int(row["ttl_ms"])
         if due is not None:
             expires, expires_wall = (due + ttl if ttl else 0), wall

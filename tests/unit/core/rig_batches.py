@@ -47,7 +47,7 @@ class BatchRig(EnqueueRig):
         rows, _ = chosen.fill(*self.now)
         rows["payload_len"] = [len(p) for p in chosen.payloads]
         if len(new):
-            rows["id"] = self.p.ids.take(len(new), self.now.steady)
+            rows["id"] = self.p.state.ids.take(len(new), self.now.steady)
         fairness = give_turns(self.p, rows, chosen, in_turn=False) if len(new) else None
         event = BatchPrepared(
             0, 0, len(new), batch, part, ["jobs"], b"print", self.now.steady, new, EMPTY, EMPTY,
@@ -61,7 +61,7 @@ class BatchRig(EnqueueRig):
 
     def _doubts(self, names: list[str], batch: str | None) -> dict[int, str]:
         """Which keys another batch has prepared: the partition and the model must agree."""
-        doubts = self.p.prepared.hashes_in_doubt([key_hash(name) for name in names], batch)
+        doubts = self.p.entries.prepared.hashes_in_doubt([key_hash(name) for name in names], batch)
         held = {
             row.name: of for of, parts in self.batches.items() if of != batch
             for rows in parts.values() for row in rows if row.name is not None
@@ -90,14 +90,14 @@ class BatchRig(EnqueueRig):
                 visible.append(row)
         if contradiction:
             with pytest.raises(IdempotencyConflict):
-                self.p.prepared.twins(batch, parts)
+                self.p.entries.prepared.twins(batch, parts)
             return []
-        left_out = self.p.prepared.twins(batch, parts)
+        left_out = self.p.entries.prepared.twins(batch, parts)
         assert set(left_out) == {row.message.id for row in named} - {row.message.id for row in visible}
-        events = self.p.prepared.decide_commit(batch, parts, left_out, self.take_seq, self.now.steady)
+        events = self.p.entries.prepared.decide_commit(batch, parts, left_out, self.take_seq, self.now.steady)
         assert [id for event in events for id in event.ids.tolist()] == [row.message.id for row in visible]
         for event in events:
-            if self.p.fair is not None and len(event.ids):
+            if self.p.fairness is not None and len(event.ids):
                 event.keys = self.p.decide_turns(event)
             if self.config.streams:
                 self.p.place_in_stream(event)
@@ -110,7 +110,7 @@ class BatchRig(EnqueueRig):
         return [row.message.id for row in visible]
 
     def abort(self, batch: str) -> None:
-        event = self.p.prepared.decide_abort(batch, self.now.steady)
+        event = self.p.entries.prepared.decide_abort(batch, self.now.steady)
         assert event is not None
         self.emit(event)
         del self.batches[batch]
@@ -124,12 +124,12 @@ class BatchRig(EnqueueRig):
         }  # fmt: skip
         held = {
             batch: {part: share.ids.tolist() for part, share in parts.items()}
-            for batch, parts in p.prepared.batches.items()
+            for batch, parts in p.entries.prepared.batches.items()
         }  # fmt: skip
         assert held == expected
-        assert p.prepared.count == len(self.prepared_ids())
+        assert p.entries.prepared.count == len(self.prepared_ids())
         for id in self.prepared_ids():
-            assert p.find(id) is None, "prepared messages are invisible"
+            assert p.entries.find(id) is None, "prepared messages are invisible"
 
 
 def _key_rows(rows: list[NaivePrepared]) -> KeyRows | None:

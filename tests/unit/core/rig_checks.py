@@ -18,43 +18,43 @@ class CheckingRig(JournalRig):
         """All that can be seen of the partition is as the model says. `look` also asks who is next."""
         p = p or self.p
         model = self.model
-        assert p.ready == model.count("ready")
-        assert p.delayed == model.count("delayed")
-        assert len(p.leases) == model.count("leased")
-        assert len(p.dead) == model.count("dead")
-        entries = len(p.heap) + p.parked.rows + len(p.delays) + len(p.calendar)
-        assert p.stale == entries - p.ready - p.delayed >= 0
+        assert p.entries.ready == model.count("ready")
+        assert p.entries.delayed == model.count("delayed")
+        assert len(p.entries.leases) == model.count("leased")
+        assert len(p.entries.dead) == model.count("dead")
+        entries = len(p.entries.heap) + p.entries.parked.rows + len(p.entries.delays) + len(p.entries.calendar)
+        assert p.entries.stale == entries - p.entries.ready - p.entries.delayed >= 0
         for m in model.messages.values():
             self._check_message(p, m)
         self._check_bookkeeping(p)
-        self._check_live(p.live)
-        if p.fair is not None:
+        self._check_live(p.entries.live)
+        if p.fairness is not None:
             self._check_parked(p)
         if look:
             self._check_next(p)
 
     def _check_message(self, p: Partition, m: NaiveMessage) -> None:
-        found = p.find(m.id)
+        found = p.entries.find(m.id)
         if not m.is_living:
             assert found is None
-            gone = p.gone.find(m.id)
+            gone = p.state.gone.find(m.id)
             assert gone is not None
             assert gone == (m.state, m.ended_at, m.end_reason)
             return
         assert found is not None, f"{m} is lost"
         assert PLACES[found.place] == m.state
         assert found.position == self._position(m)
-        key = p.ordering.key(m.priority, m.enqueued_at)
-        assert found.key == (p.ordering.with_turns(key, m.turn) if p.fair is not None else key)
+        key = p.entries.ordering.key(m.priority, m.enqueued_at)
+        assert found.key == (p.entries.ordering.with_turns(key, m.turn) if p.fairness is not None else key)
         if m.state == "delayed":
             assert (found.due, found.wall) == (m.due, m.wall)
-        assert p.reasons.get(m.id) == m.reason
+        assert p.entries.reasons.get(m.id) == m.reason
         if m.lease is not None:
-            lease: Lease = p.leases.by_id[m.id]
+            lease: Lease = p.entries.leases.by_id[m.id]
             expected = (m.lease.token, found.position, found.key, m.lease.deadline, m.lease.started, m.lease.holder)
             assert lease == expected
         if m.state == "dead":
-            assert p.dead[m.id] == (found.position, found.key, m.end_reason, m.ended_at)
+            assert p.entries.dead[m.id] == (found.position, found.key, m.end_reason, m.ended_at)
 
     def _position(self, m: NaiveMessage) -> int:
         segment, place = self.where[m.id]
@@ -65,16 +65,20 @@ class CheckingRig(JournalRig):
         """Nothing is kept of messages that are gone."""
         messages = self.model.messages
         living = {m.id for m in messages.values() if m.is_living}
-        assert {id for id, m in messages.items() if m.lapsed} == p.lapsed
+        assert {id for id, m in messages.items() if m.lapsed} == p.entries.lapsed
         delayed = {id for id in living if messages[id].state == "delayed"}
-        assert p.retrying <= delayed
-        assert {id for id in delayed - p.touched.keys() if messages[id].attempts} <= p.retrying
-        assert p.shown <= delayed
+        assert p.entries.retrying <= delayed
+        assert {id for id in delayed - p.entries.touched.keys() if messages[id].attempts} <= p.entries.retrying
+        assert p.entries.shown <= delayed
         if self.config.streams:
-            assert {id for id in delayed & self.streamed if not messages[id].attempts} <= p.shown <= self.streamed
-        assert p.touched.keys() <= living
-        assert p.limits == {id: messages[id].max_retries for id in living if messages[id].max_retries is not None}
-        assert p.reasons.keys() <= living
+            assert (
+                {id for id in delayed & self.streamed if not messages[id].attempts} <= p.entries.shown <= self.streamed
+            )
+        assert p.entries.touched.keys() <= living
+        assert p.entries.limits == {
+            id: messages[id].max_retries for id in living if messages[id].max_retries is not None
+        }
+        assert p.entries.reasons.keys() <= living
 
     def prepared_ids(self) -> list[int]:
         """Messages in parts of batches that are not decided."""
@@ -82,22 +86,24 @@ class CheckingRig(JournalRig):
 
     def _check_parked(self, p: Partition) -> None:
         """Where a key has f free slots, the heap holds its f best messages, or all of them; and leases are counted."""
-        assert p.fair is not None
-        assert p.key_hashes is not None
+        assert p.fairness is not None
+        assert p.entries.key_hashes is not None
         living = [m for m in self.model.messages.values() if m.is_living]
-        assert len(p.key_hashes) == len(living) + len(self.prepared_ids())
+        assert len(p.entries.key_hashes) == len(living) + len(self.prepared_ids())
         in_heap: set[int] = set()
-        for run in p.heap.runs():
+        for run in p.entries.heap.runs():
             rows = run.rest()
-            in_heap.update(rows.ids[p.good_ready(*rows)].tolist())
+            in_heap.update(rows.ids[p.entries.good_ready(*rows)].tolist())
         for name in {m.fairness for m in living}:
             mine = [m for m in living if m.fairness == name]
             key = NO_KEY if name is None else hash_of(name.encode())
-            assert p.hashes_of(np.array([m.id for m in mine])).tolist() == [key] * len(mine)
+            assert p.entries.hashes_of(np.array([m.id for m in mine])).tolist() == [key] * len(mine)
             leased = sum(m.state == "leased" for m in mine)
-            assert p.fair.leases_of(key) == (leased if self.config.max_inflight_per_key and name is not None else 0)
+            assert p.fairness.share.leases_of(key) == (
+                leased if self.config.max_inflight_per_key and name is not None else 0
+            )
             ready = sorted((m for m in mine if m.state == "ready"), key=self.model.place_in_line)
-            assert {m.id for m in ready[: p.fair.free(key)]} <= in_heap
+            assert {m.id for m in ready[: p.fairness.share.free(key)]} <= in_heap
 
     def _check_live(self, live: LiveMap) -> None:
         expected: dict[int, list[int]] = {}
@@ -121,4 +127,4 @@ class CheckingRig(JournalRig):
         wake, waits = p.next_wake_in(self.now), self.model.changes_in(self.now)
         if waits:
             assert wake is not None
-            assert wake < max(0, min(waits)) + p.delays.tick_ms, "it would sleep for too long"
+            assert wake < max(0, min(waits)) + p.entries.delays.tick_ms, "it would sleep for too long"

@@ -38,7 +38,7 @@ class EnqueueRig(CheckingRig):
         part = columns.subset(new.tolist())
         rows, _ = part.fill(*self.now)
         rows["payload_len"] = [len(p) for p in part.payloads]
-        rows["id"] = self.p.ids.take(len(new), self.now.steady)
+        rows["id"] = self.p.state.ids.take(len(new), self.now.steady)
         event = Enqueued(0, 0, len(new), self.take_seq(len(new)))
         ids: list[int] = rows["id"].tolist()
         if producer is not None:
@@ -54,7 +54,7 @@ class EnqueueRig(CheckingRig):
     def _judge_seqs(self, producer: str, columns: Columns, prints: Any, status: Any) -> None:
         known = self.model.producers[producer]
         seqs = np.array(columns.seqs, dtype=np.int64)
-        verdict = self.p.sequences.check(producer, known.epoch, seqs, prints)
+        verdict = self.p.state.sequences.check(producer, known.epoch, seqs, prints)
         window = round(self.config.dedup_window * 1000)
         aged = any(at <= self.now.steady - window for at in known.written_at)
         for i, seq in enumerate(seqs.tolist()):
@@ -76,7 +76,7 @@ class EnqueueRig(CheckingRig):
         if not keyed:
             return
         names = [columns.tokens[i] for i in keyed]  # type: ignore[index]
-        verdict = self.p.keys.check([key_hash(name) for name in names], prints[keyed], self.now.steady)
+        verdict = self.p.state.keys.check([key_hash(name) for name in names], prints[keyed], self.now.steady)
         for row, i in enumerate(keyed):
             known = self.model.known_key(names[row], self.now)
             expected = NEW if known is None else DUPLICATE if known.print == int(prints[i]) else CONFLICT
@@ -111,7 +111,7 @@ class EnqueueRig(CheckingRig):
         )  # fmt: skip
 
     def open_producer(self, name: str) -> None:
-        epoch = (self.p.sequences.epoch_of(name) or 0) + 1
+        epoch = (self.p.state.sequences.epoch_of(name) or 0) + 1
         self.emit(ProducerOpened(name, epoch, 1))
         self.model.producers[name] = NaiveProducer(epoch)
 

@@ -78,11 +78,11 @@ def fresh_topic(config: TopicConfig, now: Now) -> Topic:
 
 def shrink(p: Partition, now: Now) -> None:
     """Give heap and wheels sizes at which few rows reach every path."""
-    p.heap = RunHeap.from_runs(p.heap.runs(), **TINY_HEAP)
+    p.entries.heap = RunHeap.from_runs(p.entries.heap.runs(), **TINY_HEAP)
     for name, wall in _WHEELS:
-        wheel: TimingWheel = getattr(p, name)
+        wheel: TimingWheel = getattr(p.entries, name)
         chunks = wheel.chunks()
-        setattr(p, name, TimingWheel.from_chunks(clock(now, wall), wheel.tick_ms, chunks, _sizes=TINY_WHEEL))
+        setattr(p.entries, name, TimingWheel.from_chunks(clock(now, wall), wheel.tick_ms, chunks, _sizes=TINY_WHEEL))
 
 
 class JournalRig:
@@ -118,10 +118,10 @@ class JournalRig:
         self.log.append(Entry(encode_event(event), self.now.steady, rows, positions, fairness))
         ids = self._ids_of(event, rows)
         before = {id: self.state_of(id) for id in ids}
-        shown = stream_of(event, self.p.offset, rows, positions).ids.tolist() if self.config.streams else []
+        shown = stream_of(event, self.p.state.offset, rows, positions).ids.tolist() if self.config.streams else []
         assert self.streamed.isdisjoint(shown), "a message takes its place in the stream once"
         self.streamed.update(shown)
-        self.p.apply(event, self.now.steady, rows, positions, fairness)
+        self.p.state.apply(event, self.now.steady, rows, positions, fairness)
         kind = KIND_NAMES[type(event)]
         for id in ids:
             step = (kind, before[id], self.state_of(id))
@@ -145,10 +145,10 @@ class JournalRig:
         return event.ids.tolist() if hasattr(event, "ids") else []
 
     def state_of(self, id: int) -> str:
-        found = self.p.find(id)
+        found = self.p.entries.find(id)
         if found is not None:
             return PLACES[found.place]
-        gone = self.p.gone.find(id)
+        gone = self.p.state.gone.find(id)
         return "" if gone is None else gone.how
 
     def allot(self, rows: Any) -> Any:
@@ -194,7 +194,7 @@ class JournalRig:
     def _replay_onto(self, topic: Topic, start: int) -> None:
         for data, at, rows, positions, fairness in self.log[start:]:
             (event,) = decode_events(b"\x91" + data, "memory")
-            topic.partitions[0].apply(event, at, rows, positions, fairness)
+            topic.partitions[0].state.apply(event, at, rows, positions, fairness)
         topic.settle()
 
     def restart(self, topic: Topic) -> None:

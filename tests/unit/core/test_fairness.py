@@ -51,11 +51,11 @@ class Line:
     def enqueue(self, key: str | None, count: int, priority: int = 0) -> list[int]:
         columns = Columns([Outgoing(b"", priority, fairness_key=key)] * count)
         rows, _ = columns.fill(*NOW)
-        rows["id"] = self.p.ids.take(count, NOW.steady)
+        rows["id"] = self.p.state.ids.take(count, NOW.steady)
         hashes = give_turns(self.p, rows, columns)
         positions = self.topic.layout.pack(1, self._at + np.arange(count) * 16, 0)
         self._at += count * 16
-        self.p.apply(Enqueued(0, 0, count, 1), NOW.steady, rows, positions, hashes)
+        self.p.state.apply(Enqueued(0, 0, count, 1), NOW.steady, rows, positions, hashes)
         ids: list[int] = rows["id"].tolist()
         return ids
 
@@ -65,13 +65,13 @@ class Line:
             return []
         grant = Grant(len(rows.ids), NOW.steady + 1000, None, None)
         attempts = attempts_column(after_delivery(rows.positions))
-        self.p.apply(self.p.decide_lease(rows.ids, attempts, [grant], NOW, 1), NOW.steady)
+        self.p.state.apply(self.p.decide_lease(rows.ids, attempts, [grant], NOW, 1), NOW.steady)
         ids: list[int] = rows.ids.tolist()
         return ids
 
     def ack(self, ids: list[int]) -> None:
-        tokens = [self.p.leases.by_id[id][0] for id in ids]
-        self.p.apply(Acked(column(*ids), column(*tokens)), NOW.steady)
+        tokens = [self.p.entries.leases.by_id[id][0] for id in ids]
+        self.p.state.apply(Acked(column(*ids), column(*tokens)), NOW.steady)
 
 
 # -- turns -------------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_turns_stop_at_the_highest_and_never_reach_the_priority() -> None:
 def test_turns_behind_virtual_time_are_forgotten() -> None:
     with mock.patch.object(turns, "_TABLE_MIN", 16):
         line = Line()
-        fair = line.p.fair
+        fair = line.p.fairness.share
         assert fair is not None
         for start in range(0, 2000, 100):
             for number in range(start, start + 20):
@@ -164,7 +164,7 @@ def test_turns_behind_virtual_time_are_forgotten() -> None:
                 line.ack(ids)
             line.p.maintain(NOW, 1000)
             assert fair.entries <= 80, "keys whose turns are over, and priorities that nothing has"
-    assert len(line.p.key_hashes or ()) == 0
+    assert len(line.p.entries.key_hashes or ()) == 0
 
 
 def test_priority_in_use_is_not_forgotten() -> None:
@@ -219,7 +219,7 @@ def test_blocked_messages_are_searched_once(blocked: int) -> None:
         looked += len(rows.ids)
         return rows
 
-    work = line.p.heap.work
+    work = line.p.entries.heap.work
     with mock.patch.object(RunHeap, "peek", counting):
         for _ in others:
             ids = line.pop()
@@ -227,8 +227,8 @@ def test_blocked_messages_are_searched_once(blocked: int) -> None:
         for _ in range(50):
             assert line.pop() == []
     assert looked <= 4 * len(others)
-    assert line.p.heap.work - work <= 100 * len(others)
-    assert line.p.blocked == blocked - 1
+    assert line.p.entries.heap.work - work <= 100 * len(others)
+    assert line.p.entries.blocked == blocked - 1
 
 
 def test_equal_entries_of_a_rescheduled_message_do_not_keep_another_one_parked() -> None:
@@ -266,7 +266,7 @@ def test_record_of_a_parked_message_can_be_moved(few: int) -> None:
         rig.nack(ids[0], backoff=0)
         rig.pop(4)
         rig.check(look=True)
-        assert rig.p.blocked == 3
+        assert rig.p.entries.blocked == 3
         rig.roll()
         rig.move(ids[1:3])
         rig.check()
@@ -280,7 +280,7 @@ def test_journal_that_leased_a_message_past_one_without_a_key_does_not_replay() 
     (wanted,) = line.enqueue("a", 1)
     grants = [Grant(1, NOW.steady + 1000, None, None)]
     with pytest.raises(Replay, match="others than those that were first"):
-        line.p.apply(Leased(column(wanted), b"\x01", grants, NOW.steady, 1), NOW.steady)
+        line.p.state.apply(Leased(column(wanted), b"\x01", grants, NOW.steady, 1), NOW.steady)
 
 
 def test_journal_that_leased_past_a_blocked_message_and_then_that_one_replays() -> None:
@@ -343,7 +343,7 @@ def test_hash_of_a_fairness_key_never_changes() -> None:
 def test_topic_without_fairness_keeps_no_fairness_state() -> None:
     topic = Topic("jobs", TopicConfig(), NOW, middle)
     (p,) = topic.partitions
-    assert (topic.fair, p.fair, p.key_hashes) == (None, None, None)
+    assert (topic.fair, p.fairness, p.entries.key_hashes) == (None, None, None)
     rows, smalls = Columns([Outgoing(b"x", 3, "k")]).fill(*NOW)
     assert give_turns(p, rows, Columns([Outgoing(b"x", 3, "k")])) is None
     assert (rows["turn"].tolist(), rows["fairness_len"].tolist(), smalls) == ([0], [0], [b"k"])

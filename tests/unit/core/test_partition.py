@@ -36,10 +36,10 @@ def test_max_retries_3_is_at_most_4_deliveries_and_the_first_attempt_is_1() -> N
     attempts = []
     while rig.state_of(a) != "dead":
         assert rig.pop() == [a]
-        attempts.append(rig.p.leases.by_id[a][POSITION] & 255)
+        attempts.append(rig.p.entries.leases.by_id[a][POSITION] & 255)
         rig.nack(a, backoff=0, reason="boom")
     assert attempts == [1, 2, 3, 4]
-    assert rig.p.dead[a].reason == "boom"
+    assert rig.p.entries.dead[a].reason == "boom"
     rig.everywhere()
 
 
@@ -52,7 +52,7 @@ def test_lease_timeouts_count_as_deliveries() -> None:
         rig.tick()
         rig.advance(DAY)
         rig.tick()
-    assert rig.p.dead[a].reason == "lease expired"
+    assert rig.p.entries.dead[a].reason == "lease expired"
     rig.everywhere()
 
 
@@ -61,7 +61,7 @@ def test_topic_without_dlq_drops_dead_messages_and_reports_it() -> None:
     (a,) = rig.enqueue(Outgoing(b""))
     rig.pop()
     rig.nack(a, reason="boom")
-    assert rig.p.gone.find(a) == ("dropped", START, "boom")
+    assert rig.p.state.gone.find(a) == ("dropped", START, "boom")
     rig.everywhere()
 
 
@@ -70,7 +70,7 @@ def test_released_message_is_ready_immediately_without_an_attempt() -> None:
     (a,) = rig.enqueue(Outgoing(b""))
     for _ in range(5):
         assert rig.pop() == [a]
-        assert rig.p.leases.by_id[a][POSITION] & 255 == 1
+        assert rig.p.entries.leases.by_id[a][POSITION] & 255 == 1
         rig.release(a)
     rig.everywhere()
 
@@ -156,7 +156,7 @@ def test_extend_sets_the_deadline_never_shortens_and_never_passes_lease_max() ->
     deadlines = []
     for by in (10 * SECOND, 40 * SECOND, 5 * SECOND, DAY):
         rig.extend(a, by=by)
-        deadlines.append(rig.p.leases.by_id[a][DEADLINE] - START)
+        deadlines.append(rig.p.entries.leases.by_id[a][DEADLINE] - START)
     assert deadlines == [30 * SECOND, 40 * SECOND, 40 * SECOND, 60 * SECOND]
     rig.advance(60 * SECOND - 1)
     assert rig.tick() == []
@@ -223,11 +223,11 @@ def test_repeated_pop_finds_its_leases_by_request_id() -> None:
     rig.pop(2, request="r")
     rig.take_snapshot()
     for topic in (rig.topic, rig.replayed(), rig.thawed()):
-        assert topic.partitions[0].leases.request("r0") == [a, b]
+        assert topic.partitions[0].entries.leases.request("r0") == [a, b]
     rig.release(a)
-    assert rig.p.leases.request("r0") == [b]
+    assert rig.p.entries.leases.request("r0") == [b]
     rig.pop(2)  # leased again, but under another lease
-    assert rig.p.leases.request("r0") == [b]
+    assert rig.p.entries.leases.request("r0") == [b]
 
 
 def test_reschedule_keeps_fields_that_are_not_given() -> None:
@@ -235,11 +235,11 @@ def test_reschedule_keeps_fields_that_are_not_given() -> None:
     (a,) = rig.enqueue(Outgoing(b"", priority=7, delay=10, ttl=5))
     before = rig.model.messages[a].due
     rig.reschedule(a, priority=3)
-    found = rig.p.find(a)
+    found = rig.p.entries.find(a)
     assert found is not None
     assert (found.due, found.key) == (before, 3)
     rig.reschedule(a, due=rig.now.steady + DAY)
-    found = rig.p.find(a)
+    found = rig.p.entries.find(a)
     assert found is not None
     assert (found.due, found.key) == (rig.now.steady + DAY, 3)
     rig.everywhere()
@@ -265,7 +265,7 @@ def test_cancel_and_reschedule_leave_leased_dead_and_gone_messages_alone() -> No
     for id in (a, b, c):
         assert not rig.cancel(id)
         assert not rig.reschedule(id, priority=1)
-    assert rig.p.find(12345) is None
+    assert rig.p.entries.find(12345) is None
 
 
 def test_dlq_replay_resets_attempts_and_restarts_ttl() -> None:
@@ -281,7 +281,7 @@ def test_dlq_replay_resets_attempts_and_restarts_ttl() -> None:
     rig.advance(10 * SECOND - 1)
     assert rig.tick() == []
     rig.pop()
-    assert rig.p.leases.by_id[a][POSITION] & 255 == 1
+    assert rig.p.entries.leases.by_id[a][POSITION] & 255 == 1
     rig.release(a)
     rig.advance(1)
     rig.tick()
@@ -373,6 +373,6 @@ def test_enqueued_identities_are_known_after_a_restart() -> None:
         rig.restart(topic)
         p = rig.p
         prints = np.array([1, 1, 2], dtype=np.uint32)
-        assert p.sequences.check("p", 1, column(1, 2, 3), prints).status.tolist() == [DUPLICATE, DUPLICATE, NEW]
-        assert p.sequences.check("p", 1, column(1, 2, 3), prints + 1).status.tolist() == [CONFLICT, CONFLICT, NEW]
-        assert p.keys.check([key_hash("k")], prints[:1], START).status.tolist() == [DUPLICATE]
+        assert p.state.sequences.check("p", 1, column(1, 2, 3), prints).status.tolist() == [DUPLICATE, DUPLICATE, NEW]
+        assert p.state.sequences.check("p", 1, column(1, 2, 3), prints + 1).status.tolist() == [CONFLICT, CONFLICT, NEW]
+        assert p.state.keys.check([key_hash("k")], prints[:1], START).status.tolist() == [DUPLICATE]

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from heapline.contract.config import Aging, Backoff
 from heapline.contract.message import Outgoing, from_ms
-from heapline.core import partition, prepared
+from heapline.core import entries, prepared
 from tests.unit.core.naive import AGING_RATE, LIVING, clock
 from tests.unit.core.partition_rig import Rig
 from tests.unit.core.rig_journal import START
@@ -331,7 +331,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @step(2, budget=st.sampled_from([1, 3, 10, 65536]))
     def maintain(self, budget: int) -> None:
-        with mock.patch.object(partition, "GARBAGE_ROWS_MIN", 0):  # so that few stale entries are swept
+        with mock.patch.object(entries, "GARBAGE_ROWS_MIN", 0):  # so that few stale entries are swept
             self.rig.p.maintain(self.rig.now, budget)
 
     @step(2)

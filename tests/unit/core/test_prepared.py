@@ -38,7 +38,7 @@ def test_prepared_messages_are_live_and_invisible_until_the_commit() -> None:
     ids = rig.prepare("b", "1", Outgoing(b"x"), Outgoing(b"y", delay=1))
     assert rig.p.head() is None
     assert rig.p.next_wake_in(rig.now) is None
-    assert rig.p.prepared.count == 2
+    assert rig.p.entries.prepared.count == 2
     rig.everywhere()
     assert rig.commit("b", ["1"]) == ids
     rig.everywhere()
@@ -50,26 +50,26 @@ def test_commit_drops_parts_that_it_does_not_name() -> None:
     rig.prepare("b", "loser", Outgoing(b"x"))
     winner = rig.prepare("b", "winner", Outgoing(b"x"))
     assert rig.commit("b", ["winner"]) == winner
-    assert not rig.p.prepared
+    assert not rig.p.entries.prepared
     rig.everywhere()
 
 
 def test_commit_without_any_message_here_still_drops_the_losers_and_takes_a_row() -> None:
     rig = Rig()
     rig.prepare("b", "loser", Outgoing(b"x"))
-    offset = rig.p.offset
+    offset = rig.p.state.offset
     assert rig.commit("b", []) == []
-    assert rig.p.offset == offset + 1
+    assert rig.p.state.offset == offset + 1
     rig.everywhere()
 
 
 def test_messages_take_their_offsets_at_the_commit() -> None:
     rig = Rig()
-    offset = rig.p.offset
+    offset = rig.p.state.offset
     rig.prepare("b", "1", *[Outgoing(b"x")] * 5)
-    assert rig.p.offset == offset + 1
+    assert rig.p.state.offset == offset + 1
     rig.commit("b", ["1"])
-    assert rig.p.offset == offset + 6
+    assert rig.p.state.offset == offset + 6
 
 
 def test_message_that_became_due_while_prepared_is_ready_after_a_tick() -> None:
@@ -104,7 +104,7 @@ def test_purge_leaves_prepared_parts_alone() -> None:
 def test_rewritten_records_of_prepared_messages_are_found_at_the_commit() -> None:
     rig = Rig()
     ids = rig.prepare("b", "1", Outgoing(b"x"), Outgoing(b"y"))
-    frozen = rig.p.prepared.batches["b"]["1"].positions
+    frozen = rig.p.entries.prepared.batches["b"]["1"].positions
     before = frozen.tolist()
     rig.roll()
     rig.move(ids[:1])
@@ -180,27 +180,28 @@ def test_large_commit_goes_in_several_events_that_replay_from_anywhere(monkeypat
     monkeypatch.setattr(prepared, "COMMIT_BYTES_MAX", 1)
     rig = Rig()
     ids = [id for part in "123" for id in rig.prepare("b", part, Outgoing(b"x"), Outgoing(b"y"))]
-    events = rig.p.prepared.decide_commit("b", ["1", "2", "3"], (), rig.take_seq, rig.now.steady)
+    events = rig.p.entries.prepared.decide_commit("b", ["1", "2", "3"], (), rig.take_seq, rig.now.steady)
     assert [event.more for event in events] == [True, True, False]
     rig.p.place_in_stream(events[0])
     rig.emit(events[0])
     # Killed here: the rest is decided again, and nothing is attached twice.
-    rest = rig.replayed().partitions[0].prepared.decide_commit("b", ["1", "2", "3"], (), rig.take_seq, rig.now.steady)
+    shares = rig.replayed().partitions[0].entries.prepared
+    rest = shares.decide_commit("b", ["1", "2", "3"], (), rig.take_seq, rig.now.steady)
     assert [id for event in rest for id in event.ids.tolist()] == ids[2:]
     for event in rest:
         rig.p.place_in_stream(event)
         rig.emit(event)
     assert rig.p.eligible(10).ids.tolist() == ids
-    assert not rig.p.prepared
+    assert not rig.p.entries.prepared
 
 
 def test_commit_of_unprepared_messages_does_not_replay() -> None:
     rig = Rig()
     with pytest.raises(Replay, match="batch_committed"):
-        rig.p.apply(BatchCommitted(EMPTY, "b", [], 1, 0, False), 0)
+        rig.p.state.apply(BatchCommitted(EMPTY, "b", [], 1, 0, False), 0)
     rig.prepare("b", "1", Outgoing(b"x"))
     with pytest.raises(Replay, match="others"):
-        rig.p.apply(BatchCommitted(np.array([5]), "b", ["1"], 1, 0, False), 0)
+        rig.p.state.apply(BatchCommitted(np.array([5]), "b", ["1"], 1, 0, False), 0)
 
 
 def test_snapshot_of_prepared_parts_that_does_not_decode_is_damage() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from heapline.contract.message import Outgoing, from_ms
-from heapline.core import partition
+from heapline.core import entries
 from heapline.core.entries import FROM_LEASE, Replay
 from heapline.core.events import (
     KIND_NAMES,
@@ -96,7 +96,7 @@ def test_message_moved_between_reschedules_is_delivered_once() -> None:
     rig.move([a])
     rig.everywhere()
     assert rig.pop(9) == [a]
-    assert rig.p.leases.by_id[a][POSITION] & 255 == 2, "attempts survive the move"
+    assert rig.p.entries.leases.by_id[a][POSITION] & 255 == 2, "attempts survive the move"
     assert rig.pop(9) == []
     rig.everywhere()
 
@@ -185,7 +185,7 @@ def test_purge_counts_a_message_with_several_entries_once() -> None:
 def test_few_touched_messages_among_many_are_found(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A heap of its usual size, where a batch is looked through as columns."""
     rig = Rig()
-    rig.p.heap = RunHeap()
+    rig.p.entries.heap = RunHeap()
     ids = rig.enqueue(*(Outgoing(b"", priority=i % 7) for i in range(400)))
     for id in ids[::100]:
         for priority in (9, 0, 9, 3):
@@ -195,9 +195,9 @@ def test_few_touched_messages_among_many_are_found(how: str, monkeypatch: pytest
     if how == "purge":
         assert rig.purge() == 396
     elif how == "sweep":
-        monkeypatch.setattr(partition, "GARBAGE_ROWS_MIN", -400)
+        monkeypatch.setattr(entries, "GARBAGE_ROWS_MIN", -400)
         rig.p.maintain(rig.now, 1000)
-        assert rig.p.stale == 0
+        assert rig.p.entries.stale == 0
     assert len(rig.pop(500)) == (0 if how == "purge" else 396)
     rig.everywhere()
 
@@ -266,7 +266,7 @@ def test_record_moved_after_its_message_was_removed_stays_dead() -> None:
     rig.roll()
     positions = rig.allot(rows)
     rig.emit(Moved(0, 0, 2), rows, positions)
-    assert rig.p.live.count(2) == 1
+    assert rig.p.entries.live.count(2) == 1
     rig.everywhere()
 
 
@@ -334,7 +334,7 @@ def test_message_rescheduled_into_the_past_lives_its_ttl_from_now() -> None:
 
 
 def test_message_rescheduled_repeatedly_leaves_bounded_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "GARBAGE_ROWS_MIN", 8)
+    monkeypatch.setattr(entries, "GARBAGE_ROWS_MIN", 8)
     rig = Rig()
     a, b = rig.enqueue(Outgoing(b"", ttl=100), Outgoing(b""))
     for i in range(60):
@@ -345,8 +345,8 @@ def test_message_rescheduled_repeatedly_leaves_bounded_garbage(monkeypatch: pyte
         rig.p.maintain(rig.now, 1000)
         rig.check()
     p = rig.p
-    assert len(p.heap) + len(p.delays) + len(p.calendar) < 20
-    assert max(len(p.ttls), len(p.ttls_wall)) < 20
+    assert len(p.entries.heap) + len(p.entries.delays) + len(p.entries.calendar) < 20
+    assert max(len(p.entries.ttls), len(p.entries.ttls_wall)) < 20
     rig.check(look=True)
     assert rig.pop(5) == [b, a]
 
@@ -374,4 +374,4 @@ def test_inconsistent_journal_is_reported(event: AnyEvent) -> None:
     rig = Rig()
     rig.enqueue(Outgoing(b""))
     with pytest.raises(Replay):
-        rig.p.apply(event, START)
+        rig.p.state.apply(event, START)

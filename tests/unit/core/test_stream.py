@@ -91,13 +91,13 @@ def test_delayed_again_messages_are_not_in_the_stream_twice(fairness: str, how: 
     rig.take_snapshot()
     if how != "live":
         rig.restart(rig.replayed() if how == "replayed" else rig.thawed())
-    assert rig.p.shown == {put_off, dead, brought_forward}
+    assert rig.p.entries.shown == {put_off, dead, brought_forward}
     rig.reschedule(brought_forward, due=rig.now.steady)  # the rig checks every event: nothing is in the stream twice
     rig.advance(3000)
     (fired,) = rig.tick()
     assert set(fired.ids.tolist()) == {put_off, dead, new}
     assert stream_of(fired, 0).ids.tolist() == [new]
-    assert not rig.p.shown
+    assert not rig.p.entries.shown
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class Story:
         return lines + [f"{name} is {state}" for name, state in self.states().items() if state != before.get(name)]
 
     def detail(self, event: Any, id: int) -> str:
-        lease = self.rig.p.leases.by_id.get(id)
+        lease = self.rig.p.entries.leases.by_id.get(id)
         if isinstance(event, Extended) and lease is not None:
             return f" to {self.at(lease[DEADLINE])}"
         if lease is not None:
@@ -73,7 +73,7 @@ class Story:
     def states(self) -> dict[str, str]:
         states = {}
         for name, id in sorted(self.ids.items()):
-            found = self.rig.p.find(id)
+            found = self.rig.p.entries.find(id)
             due = f" until {self.at(found.due)}" if found is not None and found.due else ""
             states[name] = self.rig.state_of(id) + due
         return states

@@ -284,7 +284,7 @@ async def test_part_prepared_while_the_commit_is_under_way_is_dropped_with_the_l
         rig.io.release()
         assert await commit == 1
         await asyncio.gather(late, return_exceptions=True)
-        assert rig.runner().loaded.topic.partitions[0].prepared.count == 0
+        assert rig.runner().loaded.topic.partitions[0].entries.prepared.count == 0
         assert await taken(rig.hl, "jobs") == ["x"]
 
 
@@ -558,7 +558,7 @@ async def test_timeout_is_watched_without_being_asked() -> None:
     async with opened(batch_timeout=0.02) as rig:
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
         rig.clock.advance(1.0)
-        await until(lambda: not rig.runner().loaded.topic.partitions[0].prepared)
+        await until(lambda: not rig.runner().loaded.topic.partitions[0].entries.prepared)
 
 
 async def test_committed_batch_is_never_timed_out() -> None:

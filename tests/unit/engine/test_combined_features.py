@@ -187,7 +187,7 @@ async def test_everything_is_delivered_once_and_limits_hold_whatever_is_on(
     assert [name for name, count in world.acked.items() if count > 1] == []
     assert world.sent - world.doubtful <= world.acked.keys() <= world.sent
     topic: Any = world.rig.runner().loaded.topic
-    assert [p.parked.rows for p in topic.partitions] == [0] * len(topic.partitions)
+    assert [p.entries.parked.rows for p in topic.partitions] == [0] * len(topic.partitions)
     assert topic.fair._leases == {}
     if topic.config.strategy == "best_first":
         assert {r.rank for r in await ranks(world.rig.hl, "jobs")} == {1}

@@ -68,7 +68,7 @@ async def test_messages_that_a_limit_holds_back_do_not_hide_the_best_of_another_
             await hl.enqueue(
                 "jobs", b"held back", priority=2, fairness_key="x0"
             )  # as after a growth: the key lies in two
-        assert [p.ready for p in partitions] == [2, 1, 1]
+        assert [p.entries.ready for p in partitions] == [2, 1, 1]
         assert [m.payload for m in await hl.pop("jobs", 2)] == [b"best", b"third"]
 
 

@@ -76,7 +76,7 @@ async def test_key_limit_holds_across_partitions_without_leftovers(tmp_path: Any
     acked = await serve_all(world, rng, limit, len(batch))
     assert sorted(acked) == sorted(m.payload.decode() for m in batch)
     runner = world.broker.runner("jobs")
-    assert [p.parked.rows for p in runner.loaded.topic.partitions] == [0, 0, 0]
+    assert [p.entries.parked.rows for p in runner.loaded.topic.partitions] == [0, 0, 0]
     await world.stop()
 
 

@@ -27,7 +27,7 @@ async def everything(rig: Rig) -> None:
     await hl.reschedule("jobs", later, delay=0)
     rig.clock.advance(10_000)
     rig.runner().turns.plan()
-    await until(lambda: rig.runner().loaded.topic.partitions[0].delayed == 0)
+    await until(lambda: rig.runner().loaded.topic.partitions[0].entries.delayed == 0)
     await settle()
 
 
@@ -38,10 +38,10 @@ async def check(rig: Rig) -> None:
     assert len(set(stream.ids.tolist())) == 14, "each message once"
     tail = topic.tails[0]
     assert tail is not None
-    page = tail.read(tail.start, 1000, topic.partitions[0].offset)
+    page = tail.read(tail.start, 1000, topic.partitions[0].state.offset)
     assert page is not None
     assert as_lists(page.rows) == as_lists(stream.only(stream.offsets >= tail.start))
-    assert tail.durable_end(rig.runner().loaded.journal.durable_unit) == topic.partitions[0].offset
+    assert tail.durable_end(rig.runner().loaded.journal.durable_unit) == topic.partitions[0].state.offset
     assert topic.groups.by_name["g"].partitions[0].lag(topic.counts[0].total) == 14 - 3
 
 

@@ -96,7 +96,7 @@ class Scene:
         hl = self.node.hl
         (info,) = await hl.list_topics()
         assert (info.config.partitions, info.config.max_backlog, info.config.tick) == (5, 1000, 0.05)
-        assert hl._runners["jobs"].loaded.topic.partitions[0].delays.tick_ms == 50
+        assert hl._runners["jobs"].loaded.topic.partitions[0].entries.delays.tick_ms == 50
         self.answered.append("grown")
         await self.check()
 
@@ -275,11 +275,11 @@ async def test_full_disk_refuses_a_growth_and_nothing_changes() -> None:
         rig.disk.capacity = rig.disk.used
         results = [await _tried(rig.hl.enqueue("jobs", bytes(100_000))) for _ in range(30)]
         assert isinstance(results[-1], heapline.StorageFull)
-        before = rig.runner().loaded.topic.partitions[0].offset
+        before = rig.runner().loaded.topic.partitions[0].state.offset
         with pytest.raises(heapline.StorageFull):
             await rig.hl.update_topic("jobs", partitions=4)
         assert await grown(rig) == (1, 1, 1)
-        assert rig.runner().loaded.topic.partitions[0].offset == before
+        assert rig.runner().loaded.topic.partitions[0].state.offset == before
         rig.disk.capacity = None
 
 
@@ -447,15 +447,15 @@ async def test_epoch_is_recorded_in_new_partitions_when_its_producer_speaks() ->
         epoch = await rig.hl.open_producer("jobs", "p")
         await rig.hl.update_topic("jobs", partitions=4)
         partitions = rig.runner().loaded.topic.partitions
-        assert [p.sequences.epoch_of("p") for p in partitions] == [epoch, None, None, None]
-        offset = partitions[0].offset
+        assert [p.state.sequences.epoch_of("p") for p in partitions] == [epoch, None, None, None]
+        offset = partitions[0].state.offset
         sent = await rig.hl.enqueue("jobs", b"x", producer_id="p", epoch=epoch, seq=0)
         assert (await rig.hl.get("jobs", sent.id)).partition == 0, "numbers stay where the epoch began"
-        assert [p.sequences.epoch_of("p") for p in partitions] == [epoch] * 4
-        assert [p.sequences.partitions_of("p") for p in partitions] == [1] * 4
-        assert partitions[0].offset == offset + 1, "where it was known it is not recorded again"
+        assert [p.state.sequences.epoch_of("p") for p in partitions] == [epoch] * 4
+        assert [p.state.sequences.partitions_of("p") for p in partitions] == [1] * 4
+        assert partitions[0].state.offset == offset + 1, "where it was known it is not recorded again"
         assert await rig.hl.open_producer("jobs", "p") == epoch + 1
-        assert [p.sequences.partitions_of("p") for p in partitions] == [4] * 4
+        assert [p.state.sequences.partitions_of("p") for p in partitions] == [4] * 4
 
 
 # -- retries against a naive model ---------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ async def test_lease_of_never_returns_a_token_of_a_failed_commit() -> None:
         await settle()
         look = asyncio.ensure_future(lease_of(rig.hl, "jobs", id))
         await settle()
-        token = rig.runner().loaded.topic.partitions[0].leases.by_id[id][0]  # in memory it is there
+        token = rig.runner().loaded.topic.partitions[0].entries.leases.by_id[id][0]  # in memory it is there
         rig.disk.inject("pwritev", path=".seg")
         rig.io.release()
         for call in (lost, look):

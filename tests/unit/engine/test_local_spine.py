@@ -20,6 +20,7 @@ class Box:
     """A partition as far as the spine sees it."""
 
     def __init__(self) -> None:
+        self.entries = self.state = self
         self.heap = RunHeap()
         self.throttled: str | None = None
         self.looked_at = 0

@@ -12,7 +12,7 @@ DAY = 24 * 3600.0
 
 
 def epochs(rig: Rig, name: str) -> list[int | None]:
-    return [partition.sequences.epoch_of(name) for partition in rig.runner().loaded.topic.partitions]
+    return [partition.state.sequences.epoch_of(name) for partition in rig.runner().loaded.topic.partitions]
 
 
 async def say(rig: Rig, name: str, seq: int, **options: int) -> bool:

@@ -26,7 +26,7 @@ async def committed(rig: Rig, batch: str, version: int, sink: str = "s") -> int:
 
 
 def prepared(rig: Rig) -> int:
-    return rig.runner().loaded.topic.partitions[0].prepared.count
+    return rig.runner().loaded.topic.partitions[0].entries.prepared.count
 
 
 async def test_last_version_of_a_sink_is_never_forgotten() -> None:

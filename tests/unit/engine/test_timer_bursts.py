@@ -28,7 +28,7 @@ async def fill(rig: Rig, topic: str, count: int, **fields: Any) -> None:
 
 def waiting(rig: Rig, topic: str = "jobs") -> list[int]:
     """Messages of each partition that have not fired."""
-    return [p.delayed for p in rig.runner(topic).loaded.topic.partitions]
+    return [p.entries.delayed for p in rig.runner(topic).loaded.topic.partitions]
 
 
 async def rows_waited_for(rig: Rig, call: Callable[[], Any]) -> tuple[Any, int]:
@@ -162,13 +162,13 @@ async def test_leases_expiring_together_are_returned_in_slices() -> None:
         assert len(await rig.hl.pop("jobs", HERD, max_bytes=1 << 40, visibility=5)) == HERD
         rig.clock.advance(6)
         turns, partition = 0, rig.runner().loaded.topic.partitions[0]
-        while len(partition.leases):
-            before = len(partition.leases)
+        while len(partition.entries.leases):
+            before = len(partition.entries.leases)
             await rig.hl.enqueue("jobs", b"x")
-            assert before - len(partition.leases) <= SLICE // 2, "each of these costs eight timers"
+            assert before - len(partition.entries.leases) <= SLICE // 2, "each of these costs eight timers"
             turns += 1
         assert turns > HERD // SLICE
-        assert sum(waiting(rig)) + partition.ready == HERD + turns
+        assert sum(waiting(rig)) + partition.entries.ready == HERD + turns
 
 
 async def test_lives_that_end_together_end_in_slices() -> None:
@@ -176,10 +176,10 @@ async def test_lives_that_end_together_end_in_slices() -> None:
         await fill(rig, "jobs", HERD, ttl=5)
         rig.clock.advance(6)
         turns, partition = 0, rig.runner().loaded.topic.partitions[0]
-        while (before := partition.ready - turns) > 0:
+        while (before := partition.entries.ready - turns) > 0:
             await rig.hl.enqueue("jobs", b"x")
             turns += 1
-            assert before - (partition.ready - turns) <= SLICE // 2
+            assert before - (partition.entries.ready - turns) <= SLICE // 2
         assert turns > HERD // SLICE
 
 
@@ -188,7 +188,7 @@ async def test_entries_of_a_cancelled_burst_are_skipped_in_slices() -> None:
         await fill(rig, "jobs", HERD, ttl=60)
         messages = await rig.hl.pop("jobs", HERD, max_bytes=1 << 40)
         await rig.hl.ack(messages)
-        ends = rig.runner().loaded.topic.partitions[0].ttls
+        ends = rig.runner().loaded.topic.partitions[0].entries.ttls
         assert len(ends) == HERD, "too few to be swept"
         rig.clock.advance(61)
         before = len(ends)

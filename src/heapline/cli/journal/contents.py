@@ -154,7 +154,7 @@ def _groups(topic: Topic) -> dict[str, GroupStats]:
 def _kept_for(disk: Disk, files: TopicFiles, topic: Topic, snapshots: list[int]) -> dict[str, dict[str, int]]:
     """Return why segments are kept. `snapshots` are the units of the valid ones."""
     now = wall_ms()
-    offsets = [partition.offset for partition in topic.partitions]
+    offsets = [partition.state.offset for partition in topic.partitions]
     survey = Surveyor(disk, files.folder).look(LogReader(disk, files.folder), offsets)
     readers: list[tuple[str, int]] = []
     with contextlib.suppress(OSError):

@@ -259,7 +259,7 @@ def depths(topic: Topic) -> dict[str, int]:
     """Return the number of messages by state."""
     return {
         "ready": topic.ready,
-        "delayed": sum(p.delayed for p in topic.partitions),
+        "delayed": sum(p.entries.delayed for p in topic.partitions),
         "leased": topic.leased,
-        "dead": sum(len(p.dead) for p in topic.partitions),
+        "dead": sum(len(p.entries.dead) for p in topic.partitions),
     }

@@ -73,17 +73,17 @@ def check_share_bytes(call: EnqueueCall, name: PartName, config: TopicConfig, to
 
 
 def holds(topic: Topic, batch_id: str) -> bool:
-    return any(batch_id in p.prepared.batches for p in topic.partitions)
+    return any(batch_id in p.entries.prepared.batches for p in topic.partitions)
 
 
 def shares_of(topic: Topic, batch_id: str, part: str) -> list[Share]:
     """Return the shares of a part in the partitions of a topic; empty if it holds none."""
-    held = [p.prepared.batches.get(batch_id, {}).get(part) for p in topic.partitions]
+    held = [p.entries.prepared.batches.get(batch_id, {}).get(part) for p in topic.partitions]
     return [share for share in held if share is not None]
 
 
 def batch_ids(topic: Topic) -> set[str]:
-    return {batch_id for p in topic.partitions for batch_id in p.prepared.batches}
+    return {batch_id for p in topic.partitions for batch_id in p.entries.prepared.batches}
 
 
 class PartView(NamedTuple):
@@ -108,11 +108,11 @@ def view(runner: TopicRunner, batch_id: str, parts: Sequence[str], now: Now) -> 
     seen: dict[str, PartView] = {}
     times, left_out = [], []
     for partition in runner.loaded.topic.partitions:
-        for part, share in partition.prepared.batches.get(batch_id, {}).items():
+        for part, share in partition.entries.prepared.batches.get(batch_id, {}).items():
             before = seen[part].messages if part in seen else 0
             seen[part] = PartView(share.topics, share.fingerprint, before + share.count)
             times.append(share.at)
-        left_out += partition.prepared.twins(batch_id, parts)
+        left_out += partition.entries.prepared.twins(batch_id, parts)
     age = now.steady - max(times, default=0)
     return TopicView(seen, age, min(times, default=0), left_out)
 
@@ -186,9 +186,10 @@ def attach(runner: TopicRunner, batch_id: str, parts: Sequence[str], left_out: S
     """Apply a commit: the named parts become messages, the others are dropped."""
     topic = runner.loaded.topic
     for partition in topic.partitions:
-        if batch_id in partition.prepared.batches:
-            for event in partition.prepared.decide_commit(batch_id, parts, left_out, topic.take_seq, now.steady):
-                if partition.fair is not None and len(event.ids):
+        if batch_id in partition.entries.prepared.batches:
+            prepared = partition.entries.prepared
+            for event in prepared.decide_commit(batch_id, parts, left_out, topic.take_seq, now.steady):
+                if partition.fairness is not None and len(event.ids):
                     event.keys = partition.decide_turns(event)
                 if topic.config.streams:
                     partition.place_in_stream(event)
@@ -200,8 +201,8 @@ def drop(runner: TopicRunner, batch_id: str, now: Now) -> set[str]:
     """Apply an abort. Return the parts that were dropped."""
     parts: set[str] = set()
     for partition in runner.loaded.topic.partitions:
-        parts |= partition.prepared.batches.get(batch_id, {}).keys()
-        event = partition.prepared.decide_abort(batch_id, now.steady)
+        parts |= partition.entries.prepared.batches.get(batch_id, {}).keys()
+        event = partition.entries.prepared.decide_abort(batch_id, now.steady)
         if event is not None:
             runner.loaded.emit(partition, event, now)
     return parts

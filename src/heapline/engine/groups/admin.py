@@ -69,7 +69,7 @@ def _create(
     if len(topic.groups.by_name) >= GROUPS_MAX:
         raise ResourceExhausted(f"the groups of topic {runner.name!r}", GROUPS_MAX)
     if start == "latest":  # the latest offset in this turn, not at the time of the request
-        starts = [(p.number, p.offset, topic.counts[p.number].total) for p in topic.partitions]
+        starts = [(p.number, p.state.offset, topic.counts[p.number].total) for p in topic.partitions]
     missing = range(len(starts), len(topic.partitions))  # the topic has grown meanwhile
     starts = [*starts, *((p, 0, 0) for p in missing)]
     events = Groups.decide_create(name, config, starts, now.steady)
@@ -115,7 +115,7 @@ def offsets_of(runner: TopicRunner, group: Group) -> list[GroupOffset]:
         GroupOffset(
             partition=number,
             committed=place.committed,
-            end=topic.partitions[number].offset,
+            end=topic.partitions[number].state.offset,
             lag=place.lag(topic.counts[number].total),
             outstanding=place.outstanding,
             retrying=len(place.failed) - place.failed.out,
@@ -142,7 +142,8 @@ async def reset(runner: TopicRunner, name: str, to: Place, partitions: Sequence[
             return None
         for number, offset, below in starts:
             if to == "latest":
-                offset, below = runner.loaded.topic.partitions[number].offset, runner.loaded.topic.counts[number].total
+                topic = runner.loaded.topic
+                offset, below = topic.partitions[number].state.offset, topic.counts[number].total
             event = group.partitions[number].decide_reset(offset, below, now.steady)
             runner.streams.emit(group, number, event, now)
         return offsets_of(runner, group)

@@ -193,7 +193,7 @@ class Reading:
     def page_at(self, group: Group, number: int) -> Page | StreamRows | None:
         """Return the page or rows at the group's cursor if they are in memory."""
         topic = self._runner.loaded.topic
-        cursor, end = group.partitions[number].cursor, topic.partitions[number].offset
+        cursor, end = group.partitions[number].cursor, topic.partitions[number].state.offset
         page = self._pages.find(number, cursor)
         if page is not None:
             return page if page.first <= cursor else None
@@ -234,7 +234,7 @@ class Reading:
                 self._overtaken(call, group.name, number)
                 continue
             tail = self._runner.loaded.topic.tails[number]
-            end = self._runner.loaded.topic.partitions[number].offset
+            end = self._runner.loaded.topic.partitions[number].state.offset
             rows = None if tail is None else tail.read(cursor, IN_TURN_ROWS, end)
             if rows is None or (tail is not None and rows.end <= tail.durable_end(self._durable)):
                 self._pages.read(number, cursor, partial(self._have_page, call, number, cursor))

@@ -70,7 +70,7 @@ class Answering:
         which = np.flatnonzero(np.isin(share.rows.offsets, offsets))
         which = which[np.argsort(share.rows.ids[which])]
         rows = share.rows.only(which)
-        found = topic.partitions[share.partition].positions_of(rows.ids)
+        found = topic.partitions[share.partition].entries.positions_of(rows.ids)
         lives = (found >= 0) & (topic.layout.spot(found) != topic.layout.spot(rows.positions))
         if not lives.any():
             return None, offsets

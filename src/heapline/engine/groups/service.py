@@ -339,7 +339,7 @@ class StreamServing:
                     pages[number], rows[number] = found, found.stream_rows()
                 elif found is not None:
                     rows[number] = found
-                elif group.partitions[number].cursor < self._runner.loaded.topic.partitions[number].offset:
+                elif group.partitions[number].cursor < self._runner.loaded.topic.partitions[number].state.offset:
                     missing.append(number)
             before = {number: group.partitions[number].cursor for number in rows}
             shares = group.take(call.member, call.max_messages, rows, now.steady, call.max_bytes)

@@ -52,7 +52,7 @@ async def resolve(runner: RunningTopic, place: Place, partitions: Sequence[int])
 
 def _ends(runner: RunningTopic) -> tuple[list[int], list[int]]:
     topic = runner.loaded.topic
-    return [p.offset for p in topic.partitions], [count.total for count in topic.counts]
+    return [p.state.offset for p in topic.partitions], [count.total for count in topic.counts]
 
 
 async def _offset(runner: RunningTopic, place: Place, partition: int, first: int, end: int) -> int:
@@ -75,7 +75,7 @@ async def count_below(runner: RunningTopic, partition: int, offset: int) -> int:
 
     def look(now: Now) -> tuple[int, int]:
         counts = runner.loaded.topic.counts[partition]
-        return counts.mark_after(offset) or (runner.loaded.topic.partitions[partition].offset, counts.total)
+        return counts.mark_after(offset) or (runner.loaded.topic.partitions[partition].state.offset, counts.total)
 
     # Count backward from the mark: rows before the offset may be deleted.
     mark, count = await runner.call(look)

@@ -234,7 +234,7 @@ class JobRun:
         target, epoch, claim = self._topic(job.into, job.into_incarnation), job.epoch, job.claim
 
         def highest(now: Now) -> int:
-            windows = [partition.sequences for partition in target.loaded.topic.partitions]
+            windows = [partition.state.sequences for partition in target.loaded.topic.partitions]
             current = max(window.epoch_of(job.producer_id) or 0 for window in windows)
             if current > epoch:
                 raise StaleEpoch(job.producer_id, epoch, current)

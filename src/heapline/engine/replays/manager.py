@@ -220,5 +220,5 @@ class ReplayJobs:
 
 async def _next_epoch(target: TopicRunner, producer_id: str) -> int:
     """Return an unused epoch: there may have been a replay of that name that was forgotten."""
-    windows = [partition.sequences for partition in target.loaded.topic.partitions]
+    windows = [partition.state.sequences for partition in target.loaded.topic.partitions]
     return await target.call(lambda now: max(window.epoch_of(producer_id) or 0 for window in windows)) + 1

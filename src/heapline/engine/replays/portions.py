@@ -87,17 +87,17 @@ async def look(runner: TopicRunner, partitions: list[int]) -> Living:
 
 
 def _take(partition: Partition, now: Now) -> _Standing:
-    waiting, _ = partition.waiting()
-    ids = np.concatenate((waiting, _ids(partition.leases.by_id), _ids(partition.dead)))
+    waiting, _ = partition.entries.waiting()
+    ids = np.concatenate((waiting, _ids(partition.entries.leases.by_id), _ids(partition.entries.dead)))
     delayed, dues = [EMPTY], [EMPTY]
     seen: set[int] = set()
-    for wheel, wall in ((partition.delays, False), (partition.calendar, True)):
+    for wheel, wall in ((partition.entries.delays, False), (partition.entries.calendar, True)):
         for chunk in wheel.chunks():
             rows = Timers(*(column[chunk.start :] for column in chunk.columns()))
-            good = partition.good_delayed(rows, wall, seen)
+            good = partition.entries.good_delayed(rows, wall, seen)
             delayed.append(rows.ids[good])
             dues.append(rows.dues[good] + (0 if wall else now.wall - now.steady))
-    touched = partition.touched
+    touched = partition.entries.touched
     priorities = [0 if t.priority is None else t.priority for t in touched.values()]
     has_priority = np.array([t.priority is not None for t in touched.values()], dtype=np.bool_)
     return _Standing(

@@ -81,7 +81,7 @@ async def find_ranges(runner: TopicRunner, request: Request, kept: Mapping[int, 
     """Return the ranges of a request. `kept` has offsets, by partition, that replace the requested start."""
     if not runner.loaded.topic.config.streams:
         raise BadRequest(f"topic {runner.name!r} was created with streams=False, so it cannot be replayed")
-    ends = await runner.call(lambda now: [p.offset for p in runner.loaded.topic.partitions])
+    ends = await runner.call(lambda now: [p.state.offset for p in runner.loaded.topic.partitions])
     if runner.loaded.topic.config.fsync != "commit":  # an end is durable, even where answers are not
         await runner.loaded.committer.between_commits(runner.loaded.journal.sync)
     chosen = _chosen(request, len(ends), runner.name)

@@ -150,7 +150,9 @@ async def mend(runner: TopicRunner, stretch: Stretch) -> Stretch:
         at = np.array(sorted(page.bad), dtype=np.int64)
         ids = page.rows.ids[at]
         order = ids.argsort()
-        found = await runner.call(lambda now, p=p, ids=ids[order]: runner.loaded.topic.partitions[p].positions_of(ids))  # type: ignore[misc]
+        found = await runner.call(
+            lambda now, p=p, ids=ids[order]: runner.loaded.topic.partitions[p].entries.positions_of(ids)  # type: ignore[misc]
+        )
         there = found >= 0
         if there.any():
             rows = at[order][there]

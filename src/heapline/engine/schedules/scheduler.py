@@ -203,7 +203,7 @@ class Scheduler:
         name = state.schedule.name
         if name in self._book and self._book.get(name).state.incarnation == state.incarnation:
             partitions = self._topic(state.schedule.topic).loaded.topic.partitions
-            done = max(p.sequences.done_up_to(producer_of(name)) for p in partitions)
+            done = max(p.state.sequences.done_up_to(producer_of(name)) for p in partitions)
             self._book.outdo(name, error.current, done, self._wall_ms())
 
     def _tell(self, name: str, taken: Taken, sent: Sent) -> None:

@@ -38,7 +38,7 @@ async def test_page_contains_immediate_messages_in_order() -> None:
         assert payloads(got) == [b"a", b"b", b"c" * 300]
         assert got.rows.offsets.tolist() == [0, 2, 4]
         assert got.priorities.tolist() == [7, 0, 0]
-        assert (got.start, got.end) == (0, rig.runner().loaded.topic.partitions[0].offset)
+        assert (got.start, got.end) == (0, rig.runner().loaded.topic.partitions[0].state.offset)
         assert got.keys is got.headers is got.fairness_keys is None
 
 
@@ -75,7 +75,7 @@ async def test_cancelled_and_purged_before_firing_have_no_row() -> None:
         await pass_time(rig, 2000)
         got = page(rig)
         assert payloads(got) == []
-        assert got.end == rig.runner().loaded.topic.partitions[0].offset, "a reader makes way over what is no row"
+        assert got.end == rig.runner().loaded.topic.partitions[0].state.offset, "a reader makes way over what is no row"
 
 
 async def test_rescheduled_message_is_in_the_stream_with_its_new_priority() -> None:

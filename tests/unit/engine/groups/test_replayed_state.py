@@ -69,7 +69,7 @@ class Walk:
 
     async def reset(self) -> None:
         if self.random.random() < 0.3:
-            end = self.rig.runner().loaded.topic.partitions[0].offset
+            end = self.rig.runner().loaded.topic.partitions[0].state.offset
             to: Any = self.random.choice(("earliest", "latest", {0: self.random.randrange(end + 1)}))
             await self.rig.hl.reset_offsets("jobs", "g", to=to)
 
@@ -94,7 +94,7 @@ class Walk:
             await self.rig.hl.delete_group("jobs", "h")
 
     async def reschedule(self) -> None:
-        ids = [id for p in self.rig.runner().loaded.topic.partitions for id in p.waiting()[0].tolist()]
+        ids = [id for p in self.rig.runner().loaded.topic.partitions for id in p.entries.waiting()[0].tolist()]
         if ids:
             delay = self.random.choice((0.0, 3.0))
             await self.rig.hl.reschedule("jobs", self.random.choice(ids), delay=delay)
@@ -112,7 +112,7 @@ async def facts(rig: Rig) -> dict[str, Any]:
         "totals": [count.total for count in topic.counts],
         "pins": [sorted(pins.to_state()) for pins in topic.following.pins],
         "commits": [sorted(pins.to_state()) for pins in topic.following.commits],
-        "offsets": [p.offset for p in topic.partitions],
+        "offsets": [p.state.offset for p in topic.partitions],
     }
     for group in topic.groups:
         members = group.members

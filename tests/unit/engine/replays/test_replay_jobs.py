@@ -69,7 +69,7 @@ async def test_replayed_messages_keep_their_fields_and_name_their_source() -> No
         found = await rig.hl.get("other", message.id)
         assert found.expires_at is not None
         partition = rig.runner("other").loaded.topic.partitions[0]
-        assert partition.limits[message.id] == 7
+        assert partition.entries.limits[message.id] == 7
 
 
 async def test_priority_and_due_time_can_be_replaced() -> None:
@@ -434,7 +434,8 @@ async def test_producer_of_a_replay_cannot_be_opened_by_others(monkeypatch: pyte
         async with asyncio.timeout(30):
             while not (await rig.hl.get_replay("r")).replayed:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        [names] = [window._producers for window in (p.sequences for p in rig.runner("other").loaded.topic.partitions)]
+        [partition] = rig.runner("other").loaded.topic.partitions
+        names = partition.state.sequences._producers
         for name in [*names, "replay.r"]:
             try:
                 await rig.hl.open_producer("other", name)
