@@ -32,7 +32,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "benchmarks.heap", "benchmarks.wheel", "benchmarks.dedup", "benchmarks.journal", "benchmarks.engine",
         "benchmarks.failures", "benchmarks.accelerator",
     ),
-    "spine": ("benchmarks.spine", "benchmarks.partitions", "benchmarks.herd"),
+    "spine": ("benchmarks.partitions", "benchmarks.herd"),
     "server": (
         "benchmarks.server.lifecycle", "benchmarks.server.latency", "benchmarks.server.connections",
         "benchmarks.server.idle", "benchmarks.server.memory", "benchmarks.server.next_to_peers",

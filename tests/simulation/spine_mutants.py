@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from heapline.core.spine.coordinator import Spine
-from heapline.core.spine.messages import (
+from tests.simulation.spine_protocol.coordinator import Spine
+from tests.simulation.spine_protocol.messages import (
     NOTHING,
     Cancel,
     LeaseRequest,
@@ -18,7 +18,7 @@ from heapline.core.spine.messages import (
     Rebudget,
     ToPartition,
 )
-from heapline.core.spine.publisher import Durable, LocalQueue, Publisher
+from tests.simulation.spine_protocol.publisher import Durable, LocalQueue, Publisher
 
 # --- publishers -------------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 
-from heapline.core.spine.messages import Place, ToSpine
-from heapline.core.spine.publisher import Durable, Publisher
+from tests.simulation.spine_protocol.messages import Place, ToSpine
+from tests.simulation.spine_protocol.publisher import Durable, Publisher
 
 RESEND_MS = 10
 

@@ -7,9 +7,17 @@ may be missing: a protocol that says less is no reason to stop.
 
 from __future__ import annotations
 
-from heapline.core.spine.coordinator import Spine
-from heapline.core.spine.messages import Acknowledge, Cancel, LeaseAnswer, LeaseRequest, OpenEpoch, Publish, Rebudget
-from heapline.core.spine.publisher import Publisher
+from tests.simulation.spine_protocol.coordinator import Spine
+from tests.simulation.spine_protocol.messages import (
+    Acknowledge,
+    Cancel,
+    LeaseAnswer,
+    LeaseRequest,
+    OpenEpoch,
+    Publish,
+    Rebudget,
+)
+from tests.simulation.spine_protocol.publisher import Publisher
 from tests.simulation.spine_world import Message, World
 
 

@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
-from heapline.core.spine.coordinator import Delivery, Spine
-from heapline.core.spine.messages import (
+from tests.simulation.spine_parts import RESEND_MS, SimPartition
+from tests.simulation.spine_protocol.coordinator import Delivery, Spine
+from tests.simulation.spine_protocol.messages import (
     Acknowledge,
     Cancel,
     Fenced,
@@ -33,8 +34,7 @@ from heapline.core.spine.messages import (
     ToPartition,
     ToSpine,
 )
-from heapline.core.spine.publisher import Publisher
-from tests.simulation.spine_parts import RESEND_MS, SimPartition
+from tests.simulation.spine_protocol.publisher import Publisher
 
 Step = tuple[str, int, int]
 Message = ToPartition | ToSpine

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heapline.core.spine.coordinator import Spine
-from heapline.core.spine.messages import LeaseRequest, ToSpine
-from heapline.core.spine.publisher import Publisher
 from tests.simulation import spine_mutants as mutants
 from tests.simulation import spine_scenarios as scenarios
 from tests.simulation.spine_parts import SimPartition
+from tests.simulation.spine_protocol.coordinator import Spine
+from tests.simulation.spine_protocol.messages import LeaseRequest, ToSpine
+from tests.simulation.spine_protocol.publisher import Publisher
 from tests.simulation.spine_world import WEIGHTS, Step, World, explore, random_steps
 
 SEEDS = int(os.environ.get("SPINE_SEEDS", "100"))

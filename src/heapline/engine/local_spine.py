@@ -2,7 +2,7 @@
 
 Here a publication is a memory write: a change marks its partition, and the partition's head is read again before the
 next selection. So every head is current at each selection, and the order across all partitions is exact; the bound in
-force is 1 whatever `k` allows. (core/spine/coordinator.py is the protocol for partitions that are reached by calls.)
+force is 1 whatever `k` allows.
 
 A selection must not read all of every partition. Two observations keep it small. If `want` heads are no worse than T,
 then so are the `want` best messages: partitions whose head is worse than T are skipped. From the others, only about as

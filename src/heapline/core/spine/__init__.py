@@ -1,1 +1,1 @@
-"""Choose the best message across partitions, with a bound on its rank."""
+"""Choose the partition that serves next: an index of candidates, and strategies that serve partitions in turn."""

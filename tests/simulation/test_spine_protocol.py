@@ -1,6 +1,6 @@
 """Spine and publisher by hand: one turn in one process, what a restart needs, stats, and refusals.
 
-What they promise together under faults is in tests/simulation/test_spine.py.
+What they promise together under faults is in test_spine.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import msgspec
 import pytest
 
 from heapline.contract.errors import BadRequest
-from heapline.core.spine.coordinator import Spine, budget_for
-from heapline.core.spine.messages import (
+from heapline.core.spine.strategy import Strategy
+from tests.simulation.spine_parts import SimQueue
+from tests.simulation.spine_protocol.coordinator import Spine, budget_for
+from tests.simulation.spine_protocol.messages import (
     NOTHING,
     Cancel,
     Fenced,
@@ -24,9 +26,7 @@ from heapline.core.spine.messages import (
     ToPartition,
     ToSpine,
 )
-from heapline.core.spine.publisher import Durable, Publisher
-from heapline.core.spine.strategy import Strategy
-from tests.simulation.spine_parts import SimQueue
+from tests.simulation.spine_protocol.publisher import Durable, Publisher
 
 T = TypeVar("T")
 

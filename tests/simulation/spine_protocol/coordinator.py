@@ -54,7 +54,8 @@ from typing import NamedTuple
 
 from heapline.contract.errors import BadRequest
 from heapline.core.spine.index import SpineIndex
-from heapline.core.spine.messages import (
+from heapline.core.spine.strategy import Strategy, rotation
+from tests.simulation.spine_protocol.messages import (
     NOTHING,
     Acknowledge,
     Cancel,
@@ -68,7 +69,6 @@ from heapline.core.spine.messages import (
     ToPartition,
     ToSpine,
 )
-from heapline.core.spine.strategy import Strategy, rotation
 
 
 class PartitionStats(NamedTuple):

@@ -46,7 +46,7 @@ from typing import Protocol
 
 import msgspec
 
-from heapline.core.spine.messages import (
+from tests.simulation.spine_protocol.messages import (
     BOOT_BITS,
     NOTHING,
     Acknowledge,
