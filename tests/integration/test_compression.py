@@ -54,7 +54,7 @@ async def learned(*sides: compressed_topics.CompressedTopics, topic: str = "jobs
     """Wait until the sides know the setting of the topic."""
 
     async def do_know() -> bool:
-        return all(topic in side._known for side in sides)
+        return all(topic in side._settings._known for side in sides)
 
     await until(do_know)
 
@@ -115,7 +115,7 @@ async def test_changed_setting_is_used_when_the_old_one_is_a_minute_old(
         await lifecycle(hl, "plain")
         assert compressed == []
         for side in sides:
-            side._known["plain"] = (False, 0.0)  # it was learned long ago
+            side._settings._known["plain"] = (False, 0.0)  # it was learned long ago
 
         async def is_compressed() -> bool:
             await lifecycle(hl, "plain")

@@ -30,7 +30,9 @@ from msgspec.structs import replace
 from heapline.contract.call import Command, Feed
 from heapline.contract.errors import Closed, DeadlineExceeded, HeaplineError, UnavailableError
 from heapline.contract.leases import LeaseKeys, Release
+from heapline.contract.topics import GetTopic
 from heapline.wire import codec, error_codes
+from heapline.wire.compressed_topics import CompressionSettings
 from heapline.wire.connection import unreached
 from heapline.wire.frames import Body, ClientFrames, End, Error, GoAway, Headers, Item, ProtocolError, Response
 
@@ -40,6 +42,7 @@ CONNECT_SECONDS = 10.0
 CREDITS = 8  # items of a feed that the server may send ahead
 READ_BYTES = 256 << 10
 TICK_SECONDS = 5.0
+RETURN_SECONDS = 1.0  # after which leases are returned again, if the server was too busy
 _WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -73,10 +76,11 @@ def connect(
 class _Slot:
     """A request in progress."""
 
-    __slots__ = ("kind", "items", "answer", "error", "is_abandoned")
+    __slots__ = ("kind", "command", "items", "answer", "error", "is_abandoned")
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: Any, command: Any = None) -> None:
         self.kind = kind
+        self.command = command  # of a request that this connection makes for itself
         self.items: deque[Item] = deque()
         self.answer: Response | End | None = None
         self.error: HeaplineError | None = None
@@ -100,6 +104,9 @@ class BlockingConnection:
         self._slots: dict[int, _Slot] = {}
         self._refusal: HeaplineError | None = None  # of the handshake
         self._broken: HeaplineError | None = None  # why no call can be made
+        self._settings = CompressionSettings()
+        self._returns: deque[Release] = deque()  # leases that no caller waits for
+        self._return_at = 0.0  # when the next may be sent
         self._lock = threading.RLock()
         self._closing = threading.Event()
 
@@ -180,10 +187,22 @@ class BlockingConnection:
         while not self._frames.has_room(kind.facts.id, len(body)):
             self._step(None)
             self._check_usable()
-        number = self._frames.send_request(kind.facts.id, body, headers)
+        topic = getattr(command, "topic", "") if self._frames.may_compress(len(body)) else ""
+        number = self._frames.send_request(kind.facts.id, body, headers, compress=self._settings.has(topic))
         slot = self._slots[number] = _Slot(kind)
+        if self._settings.is_due(topic, time.monotonic()) and self._send_own(GetTopic(topic)):
+            self._settings.begin(topic)
         self._write()
         return number, slot
+
+    def _send_own(self, command: GetTopic | Release) -> bool:
+        """Send a request that no caller waits for. Return False if the server's window has no room for it."""
+        kind, body = type(command), codec.encode(command)
+        if self._frames.goaway is not None or not self._frames.has_room(kind.facts.id, len(body)):
+            return False
+        slot = self._slots[self._frames.send_request(kind.facts.id, body)] = _Slot(kind, command)
+        slot.is_abandoned = True
+        return True
 
     def _wait(self, slot: _Slot, timeout: float | None, *, or_item: bool = False) -> None:
         """Wait for the answer, or for an item. Raise DeadlineExceeded after `timeout` seconds."""
@@ -227,6 +246,7 @@ class BlockingConnection:
             next_tick = self._frames.tick(time.monotonic())
         except ProtocolError as error:
             return self._break(UnavailableError(f"the connection was lost: {error}; retry"))
+        self._send_returns()
         self._write()
         if self._broken is not None or self._read():
             return None
@@ -290,22 +310,31 @@ class BlockingConnection:
                     slot.items.append(event)
             elif isinstance(event, Response | End | Error):
                 self._finish(self._slots.pop(event.request), event)
+        self._send_returns()
 
     def _finish(self, slot: _Slot, event: Response | End | Error) -> None:
         if isinstance(event, Error):
             slot.error = event.error
+        else:
+            slot.answer = event
+        if not slot.is_abandoned or (slot.command is None and not (slot.kind is not None and slot.kind.facts.leases)):
             return
-        slot.answer = event
-        if slot.is_abandoned and isinstance(event, Response) and slot.kind is not None and slot.kind.facts.leases:
-            self._return_leases(codec.decode_result(event.body, slot.kind))
+        result = codec.decode_result(event.body, slot.kind) if isinstance(event, Response) else None
+        if isinstance(slot.command, GetTopic):
+            self._settings.learn(slot.command.topic, result, time.monotonic())
+        elif isinstance(slot.command, Release):
+            if isinstance(slot.error, UnavailableError):  # other errors will not go away
+                self._returns.append(slot.command)
+                self._return_at = time.monotonic() + RETURN_SECONDS
+        elif slot.kind.facts.leases and result is not None and result.messages is not None:
+            self._returns.append(Release(result.topic, LeaseKeys(result.messages.ids, result.messages.tokens)))
 
-    def _return_leases(self, result: Any) -> None:
-        """Release the leases of a call whose caller no longer waits."""
-        messages = result.messages
-        if messages is not None and self._frames.goaway is None:
-            body = codec.encode(Release(result.topic, LeaseKeys(messages.ids, messages.tokens)))
-            slot = self._slots[self._frames.send_request(Release.facts.id, body)] = _Slot(Release)
-            slot.is_abandoned = True
+    def _send_returns(self) -> None:
+        """Release the leases of calls whose callers no longer wait, as many as the server's window has room for."""
+        while self._returns and self._broken is None and self._frames.failure is None:
+            if time.monotonic() < self._return_at or not self._send_own(self._returns[0]):
+                return
+            self._returns.popleft()
 
     def _break(self, error: HeaplineError) -> None:
         """Fail all calls in progress, and all later ones."""

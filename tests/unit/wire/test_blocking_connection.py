@@ -18,6 +18,7 @@ import pytest
 from heapline.clock import SystemClock
 from heapline.contract.call import Count
 from heapline.contract.columns import pack
+from heapline.contract.config import TopicConfig
 from heapline.contract.dead_letters import DeleteDeadLetters
 from heapline.contract.errors import (
     Closed,
@@ -31,12 +32,13 @@ from heapline.contract.errors import (
 )
 from heapline.contract.leases import Leased, LeasedMessages, Pop, Release, Settled
 from heapline.contract.log import RawUnits, ReadRecords, ReadUnits, RecordsRead
+from heapline.contract.message import TopicInfo
 from heapline.contract.topics import GetTopic, PauseTopic, Purge
 from heapline.server.auth.dev_certs import make_dev_certs
 from heapline.wire import blocking_connection as blocking
 from heapline.wire import codec
 from heapline.wire.blocking_connection import connect
-from heapline.wire.frames import Auth, Cancel, Credit, Headers, Request, ServerFrames, Windows, peer
+from heapline.wire.frames import Auth, Cancel, Credit, Headers, Request, ServerFrames, Windows, compression, peer
 from heapline.wire.frames.format import Kind
 from tests.unit.wire.frames.connection import frame
 from tests.unit.wire.frames.fake_server import FakeServer
@@ -52,15 +54,11 @@ def pause(frames: ServerFrames, number: int, command: PauseTopic) -> None:
     frames.send_response(number, codec.encode_result(None))
 
 
-def not_found(frames: ServerFrames, number: int, command: GetTopic) -> None:
-    frames.send_error(number, codec.encode_error(TopicNotFound(command.topic)))
-
-
 def never(frames: ServerFrames, number: int, command: Any) -> None:
     pass
 
 
-SCRIPT: dict[type, Any] = {Purge: purge, PauseTopic: pause, GetTopic: not_found, Pop: never, ReadUnits: never}
+SCRIPT: dict[type, Any] = {Purge: purge, PauseTopic: pause, Pop: never, ReadUnits: never}
 
 
 def send_items(frames: ServerFrames, number: int) -> None:
@@ -224,6 +222,85 @@ def test_leases_that_arrive_after_the_deadline_are_released() -> None:
             connection.call(Pop("jobs", wait=60), timeout=0.05)
         until(lambda: connection.call(Purge("jobs")) and released)
     assert (released[0].topic, bytes(released[0].leases.tokens)) == ("jobs", bytes(pack([70])))
+
+
+def one_lease(frames: ServerFrames, number: int) -> None:
+    messages = LeasedMessages(pack([7]), pack([70]), [b"m"], pack([0]), pack([1], "B"), pack([0]), pack([0]))
+    frames.send_response(number, codec.encode_result(Leased("jobs", messages)))
+
+
+def test_late_leases_are_released_when_the_servers_window_has_room() -> None:
+    pops: list[int] = []
+    pauses: list[int] = []
+    released: list[Release] = []
+
+    def pop(frames: ServerFrames, number: int, command: Pop) -> None:
+        pops.append(number)
+        if len(pops) == 3:
+            for each in pops:
+                one_lease(frames, each)  # while the window for calls is full
+            frames.send_response(pauses.pop(), codec.encode_result(None))
+
+    def release(frames: ServerFrames, number: int, command: Release) -> None:
+        released.append(command)
+        frames.send_response(number, codec.encode_result(Settled()))
+
+    script = {Pop: pop, PauseTopic: lambda frames, number, command: pauses.append(number), Release: release}
+    with FakeServer(script, windows=Windows(calls=1)) as server, connect(server.address, "good") as connection:
+        for started in [connection.begin(Pop("jobs", wait=60)) for _ in range(2)]:
+            started.cancel()
+        pausing = connection.begin(PauseTopic("jobs"))
+        assert connection.call(Pop("jobs")).messages is not None
+        until(lambda: connection._step(0.0) or len(released) == 2)
+        assert pausing.result() is None
+
+
+def test_late_leases_are_released_again_if_the_server_was_too_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "RETURN_SECONDS", 0.01)
+    releases: list[Release] = []
+
+    def release(frames: ServerFrames, number: int, command: Release) -> None:
+        releases.append(command)
+        if len(releases) < 3:
+            frames.send_error(number, codec.encode_error(ResourceExhausted("calls in progress", 1)))
+        else:
+            frames.send_error(number, codec.encode_error(TopicNotFound("jobs")))
+
+    script = {**SCRIPT, Release: release}
+    with FakeServer(script, on_cancel=one_lease) as server, connect(server.address, "good") as connection:
+        connection.begin(Pop("jobs", wait=60)).cancel()
+        until(lambda: connection._step(0.0) or (len(releases) == 3 and not connection._slots))
+        assert not connection._returns, "an error that will not go away ends it"
+
+
+def test_requests_of_a_compressed_topic_are_compressed_once_its_setting_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not compression.installed():
+        pytest.skip("no module for zstd is installed")
+    sent: list[int] = []
+    compress = compression.Zstd.compress
+    monkeypatch.setattr(compression.Zstd, "compress", lambda self, data: sent.append(len(data)) or compress(self, data))
+    asked: list[str] = []
+
+    def get_topic(frames: ServerFrames, number: int, command: GetTopic) -> None:
+        asked.append(command.topic)
+        config = TopicConfig(compression="zstd" if command.topic == "jobs" else "none")
+        frames.send_response(number, codec.encode_result(TopicInfo(name=command.topic, incarnation=1, config=config)))
+
+    script = {DeleteDeadLetters: purge, GetTopic: get_topic}
+    with FakeServer(script) as server, connect(server.address, "good") as connection:
+        for topic, count in (("plain", 0), ("jobs", 2)):
+            command = DeleteDeadLetters(topic, ids=list(range(1, 5000)))
+            connection.call(command)
+            assert sent == [], "until the setting is known"
+            until(lambda topic=topic: connection._step(0.0) or (topic in asked and not connection._slots))
+            connection.call(command)
+            connection.call(command)
+            assert len(sent) == count
+        connection.call(DeleteDeadLetters("jobs", ids=[1]))
+        assert len(sent) == 2, "a small body is not"
+    assert asked == ["plain", "jobs"], "the answer is used for a minute"
 
 
 def test_large_requests_and_large_answers_do_not_block_each_other() -> None:

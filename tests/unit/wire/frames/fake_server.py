@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from heapline.contract.call import CALLS
-from heapline.contract.errors import Unauthenticated
+from heapline.contract.errors import TopicNotFound, Unauthenticated
+from heapline.contract.topics import GetTopic
 from heapline.wire import codec
 from heapline.wire.frames import Auth, Cancel, Credit, Hello, ProtocolError, Request, ServerFrames, Windows
 
 Script = Mapping[type, Callable[[ServerFrames, int, Any], None]]
 KEYS = {"good", "better"}
+
+
+def not_found(frames: ServerFrames, number: int, command: GetTopic) -> None:
+    frames.send_error(number, codec.encode_error(TopicNotFound(command.topic)))
 
 
 class FakeServer:
@@ -31,7 +36,7 @@ class FakeServer:
         on_cancel: Callable[[ServerFrames, int], None] | None = None,
         on_credit: Callable[[ServerFrames, int], None] | None = None,
     ) -> None:
-        self._script, self._tls, self._windows = script, tls, windows
+        self._script, self._tls, self._windows = {GetTopic: not_found, **script}, tls, windows
         self._on_cancel, self._on_credit = on_cancel, on_credit
         self.events: list[Any] = []
         self.connections: list[socket.socket] = []
