@@ -24,15 +24,14 @@ from heapline.engine.committer import give, refuse
 from heapline.engine.delivery import PopCall
 from heapline.engine.groups.service import StreamServing
 from heapline.engine.loaded_topic import RunningTopic
+from heapline.engine.partition_upkeep import PartitionUpkeep
 from heapline.engine.pop_replies import Handover
-from heapline.engine.timers import INF, QUANTUM_ROWS
+from heapline.engine.timers import INF
 from heapline.logs import Log
 
 log = Log("heapline.engine")
 SETTLED = Settled()  # no lease was lost
 
-MAINTAIN_ROWS = 65536
-MAINTAIN_FIRED = 4  # rows merged per fired row while more are due: each new row is merged about three times
 WALL_CHECK_MS = 1000  # how often to check wall time while something waits for it: it may jump
 
 AckCall = tuple[LeaseKeys, asyncio.Future[Any]]
@@ -49,6 +48,7 @@ class Turns:
         self.pops: deque[PopCall] = deque()
         self._taken: list[PopCall] = []  # pops of the turn in progress
         self._is_planned = False
+        self._upkeep = PartitionUpkeep(runner, lambda: self._is_planned)
         self._steps, self._has_waited = 0, False  # state of collecting calls for the next turn
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = INF  # steady ms
@@ -134,7 +134,7 @@ class Turns:
         if loaded.topic.config.min_freshness:
             loaded.delivery.heads.refresh(now.steady)  # head ages count from now, whether or not a caller pops
         loaded.committer.pump()
-        self._maintain(now, fired)
+        self._upkeep.after_turn(now, sum([call.count for call in enqueues]), fired)
 
     def _gathers(self) -> bool:
         """Return whether to delay the turn so that more calls join it. While the disk is busy this delays no answer,
@@ -257,14 +257,6 @@ class Turns:
         if refusal is not None:
             return partial(refuse, call.future, refusal)
         return partial(give, call.future, Leased(topic.name))
-
-    def _maintain(self, now: Now, fired: int) -> None:
-        """Maintain the partitions that this turn changed, with a small budget while many rows fire."""
-        loaded, budget = self._runner.loaded, MAINTAIN_ROWS
-        if loaded.firing.wakes.line:
-            budget = min(budget, MAINTAIN_FIRED * (fired + QUANTUM_ROWS))
-        for number in loaded.topic.changed:
-            loaded.topic.partitions[number].maintain(now, budget)
 
     # -- the next turn ---------------------------------------------------------------------------------------------
 

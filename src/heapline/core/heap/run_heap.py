@@ -297,6 +297,11 @@ class RunHeap:
 
     # -- complete heap
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether `maintain` has nothing to do."""
+        return self._tiers.is_settled
+
     def maintain(self, budget: int = 65536) -> bool:
         """Merge about `budget` rows; return whether more is left. It only affects speed."""
         return not self._tiers.is_settled and self._tiers.maintain(budget)
