@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from heapline.contract.config import Backoff, BrokerConfig, aging
+from heapline.server.settings import GATHER_STEPS
 from tests.simulation.batch_client import Batcher
 from tests.simulation.checkers import judge
 from tests.simulation.clients import Budget, Client, Drainer, Operator, Producer, Worker
@@ -150,9 +151,10 @@ class Chaos:
         self.node.disk.damage(path, sector, how)
 
 
-def broker_config(rng: random.Random) -> BrokerConfig:
+def broker_config(rng: random.Random, seed: int) -> BrokerConfig:
     """Everything small, so that much happens."""
     return BrokerConfig(
+        gather_steps=random.Random(f"gather {seed}").choice((0, GATHER_STEPS)),  # embedded, and as a server does
         cache_bytes=rng.choice((0, 50_000, 4 * MEBIBYTE)),
         uncommitted_bytes_max=rng.choice((200_000, 4 * MEBIBYTE)),
         uncommitted_wait=2.0,
@@ -206,7 +208,7 @@ class Simulation:
         rng = random.Random(f"simulation {seed}")
         self.seed = seed
         self._options = (f" --steps {steps}" if steps != STEPS else "") + (" --groups" if groups else "")
-        config = broker_config(rng)
+        config = self.config = broker_config(rng, seed)
         self.node = Node(seed, config)
         self.node.history.small_slices = config.fire_slice < 32
         who = random.Random(f"delivery {seed}")

@@ -14,18 +14,35 @@ from heapline.core.groups.stream import StreamTail
 from heapline.core.partition import Decision, Partition
 from heapline.core.prepared import Prepared
 from heapline.engine.duplicates import FormerPlaces
+from heapline.engine.turns import Turns
 from heapline.journal.writer import SegmentWriter
+from heapline.server.settings import GATHER_STEPS
 from tests.simulation.fake_disk import FakeFile
-from tests.simulation.simulate import main, simulate
+from tests.simulation.simulate import Simulation, main, simulate
 
 SOAK_SECONDS = float(os.environ.get("HEAPLINE_SOAK_SECONDS", "600"))
 
 
-@pytest.mark.parametrize("seed", range(1, 7))
+SEEDS = range(1, 7)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_promises_hold_over_crashes_and_faults(seed: int) -> None:
     report = simulate(seed)
     assert report.complaints == [], report.text()
     assert report.history.drained | report.history.damaged == set(report.history.topics)
+
+
+def test_seeds_cover_the_turns_of_a_server_and_of_an_embedded_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = {seed: Simulation(seed).config.gather_steps for seed in SEEDS}
+    assert set(steps.values()) == {0, GATHER_STEPS}
+    gathered: list[bool] = []
+    gathers = Turns._gathers
+    monkeypatch.setattr(Turns, "_gathers", lambda self: gathered.append(True) or gathers(self))
+    for wanted in (0, GATHER_STEPS):
+        gathered.clear()
+        simulate(next(seed for seed in SEEDS if steps[seed] == wanted), 20)
+        assert bool(gathered) is bool(wanted)
 
 
 @pytest.mark.parametrize("seed", [2, 3, 6, 7])
