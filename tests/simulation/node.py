@@ -41,6 +41,7 @@ class Node:
         self.disk = FakeDisk(seed=self.rng.getrandbits(32))
         self.broker: EmbeddedBroker | None = None
         self.crashes = self.opens = self.steps = 0
+        self.is_faulty = False  # whether connections to it fail; see wire.py
         self._config = config
         self._draw = np.random.default_rng(seed).random
         self._suffixes = random.Random(seed)  # apart, so that the other draws of a seed stay the same

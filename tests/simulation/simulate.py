@@ -32,6 +32,7 @@ from tests.simulation.group_client import GROUPS, GroupDrainer, Member, make_gro
 from tests.simulation.history import History
 from tests.simulation.node import Node
 from tests.simulation.rank_audit import ranks
+from tests.simulation.wire import WiredNode
 
 STEPS = 400
 TAIL = 60
@@ -48,6 +49,7 @@ class Report:
     faults: dict[str, int] = field(default_factory=dict)
     disk_steps: int = 0
     ranked: int = 0  # leases whose rank was computed
+    wire: dict[str, int] = field(default_factory=dict)  # events and faults of connections
     options: str = ""  # besides the seed, to replay the run
 
     @property
@@ -204,12 +206,15 @@ def delivery_config(rng: random.Random) -> dict[str, Any]:
 
 
 class Simulation:
-    def __init__(self, seed: int, steps: int = STEPS, *, rot: bool | None = None, groups: bool = False) -> None:
+    def __init__(
+        self, seed: int, steps: int = STEPS, *, rot: bool | None = None, groups: bool = False, wire: bool = False
+    ) -> None:
         rng = random.Random(f"simulation {seed}")
         self.seed = seed
-        self._options = (f" --steps {steps}" if steps != STEPS else "") + (" --groups" if groups else "")
+        self._options = f" --steps {steps}" if steps != STEPS else ""
+        self._options += (" --groups" if groups else "") + (" --wire" if wire else "")
         config = self.config = broker_config(rng, seed)
-        self.node = Node(seed, config)
+        self.node = WiredNode(seed, config) if wire else Node(seed, config)
         self.node.history.small_slices = config.fire_slice < 32
         who = random.Random(f"delivery {seed}")
         self._wanted = {f"t{i}": topic_config(rng) | delivery_config(who) for i in range(rng.choice((1, 2)))}
@@ -243,14 +248,18 @@ class Simulation:
         report.crashes, report.opens, report.faults = self.node.crashes, self.node.opens, self._chaos.counts
         report.disk_steps = self.node.steps
         report.ranked = self._ranked
+        if isinstance(self.node, WiredNode):
+            report.wire = self.node.counts
         return report
 
     def _work(self) -> None:
         self.node.live(lambda: [self._make_topics()])
+        self.node.is_faulty = True
         while self._budget.left > 0:
             self.node.live(lambda: [self._until_spent()])
             self.node.disk.capacity = None
         self.node.disk.clear_faults()
+        self.node.is_faulty = False
         self.node.live(lambda: [self._drainer.run()])
         for i, _ in enumerate(GROUPS if self._followed else ()):
             drainer = GroupDrainer(self.node, f"reader{i}", self.seed, self._followed, self._budget)
@@ -286,13 +295,15 @@ class Simulation:
                 task.cancel()
 
 
-def simulate(seed: int, steps: int = STEPS, *, rot: bool | None = None, groups: bool = False) -> Report:
+def simulate(
+    seed: int, steps: int = STEPS, *, rot: bool | None = None, groups: bool = False, wire: bool = False
+) -> Report:
     """One run. Judge it by `complaints`; compare runs by `digest`."""
     logger = logging.getLogger("heapline")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
-        return Simulation(seed, steps, rot=rot, groups=groups).run()
+        return Simulation(seed, steps, rot=rot, groups=groups, wire=wire).run()
     finally:
         logger.setLevel(before)
 
@@ -308,6 +319,7 @@ class Totals:
             "opens": report.opens, "ranks checked": report.ranked, "disk operations": report.disk_steps,
             "failures": bool(report.complaints),
             **{f"fault: {kind}": n for kind, n in report.faults.items()},
+            **{f"wire: {kind}": n for kind, n in report.wire.items()},
         }  # fmt: skip
         for name, count in rows.items():
             self.counts[name] = self.counts.get(name, 0) + int(count)
@@ -329,12 +341,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, one after the other")
     parser.add_argument("--soak", type=float, default=0.0, help="go on with new seeds for so many seconds")
     parser.add_argument("--groups", action="store_true", help="consumer groups follow the topics")
+    parser.add_argument("--wire", action="store_true", help="clients use native connections, which are cut")
     parser.add_argument("--tail", action="store_true", help="print the history also when all is well")
     options = parser.parse_args(arguments)
     totals = Totals()
     seed, shown_at = options.seed, 0.0
     while True:
-        report = simulate(seed, options.steps, groups=options.groups)
+        report = simulate(seed, options.steps, groups=options.groups, wire=options.wire)
         totals.add(report)
         if report.complaints:
             print(report.text(), flush=True)
