@@ -79,7 +79,8 @@ check: lint ## Run before every commit: lint and unit tests
 	$(PYTEST) $(SPREAD) tests/unit $(NONE_IS_FINE)
 
 .PHONY: test
-test: lint ## Run what CI runs: lint and all tests except the soak tests
+test: lint ## Run what CI runs: lint and all tests except the soak tests; the core's also without the accelerator
+	HEAPLINE_ACCELERATOR=off $(PYTEST) $(SPREAD) tests/unit/core tests/unit/journal tests/unit/engine $(NONE_IS_FINE)
 	$(PYTEST) $(SPREAD) tests $(NONE_IS_FINE)
 
 .PHONY: soak

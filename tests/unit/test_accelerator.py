@@ -290,3 +290,11 @@ def test_wheel_names_the_processor_that_it_was_compiled_for(
     monkeypatch.setattr(hatch_build.sysconfig, "get_platform", lambda: platform)
     monkeypatch.setattr(hatch_build.platform, "machine", lambda: machine)
     assert hatch_build.wheel_tag() == tag
+
+
+def test_make_test_runs_the_cores_tests_without_the_accelerator() -> None:
+    _, _, recipe = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\ntest: lint ")
+    start = f"\t{accelerator.VARIABLE}=off $(PYTEST) "
+    (line,) = [line for line in recipe.partition("\n\n")[0].splitlines() if line.startswith(start)]
+    for folder in ("core", "journal", "engine"):
+        assert f" tests/unit/{folder} " in line
