@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import heapline
 from heapline.cli.main import app
-from heapline.journal import RealDisk, scan
+from heapline.journal import RealDisk, SnapshotStore, scan
 
 SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 1 << 16}
 FOLDER = "topics/default/jobs.1"
@@ -145,6 +145,28 @@ def test_verify_says_that_damage_below_a_snapshot_needs_no_cut(grown: Path) -> N
     result = cli("verify", str(data))
     assert result.exit_code == 1
     assert "the topic opens from a newer snapshot" in result.stdout
+
+
+def test_verify_uses_an_older_snapshot_when_opening_does(data: Path) -> None:
+    forget_snapshots(data)
+    SnapshotStore(RealDisk(), str(data / FOLDER / "snapshots")).write(2, b"intact bytes, but not a state", {})
+    found = objects(cli("verify", str(data), "--topic", "jobs", "--json").stdout)[0]
+    assert [Path(finding["path"]).name for finding in found["findings"]] == ["0000000000000002.snap"]
+    assert found["state"] == {"ready": 5, "delayed": 1, "leased": 0, "dead": 1}
+    with heapline.open_sync(data, spare_segment_bytes=0) as hl:
+        assert hl.stats("jobs").ready == 5
+
+
+def test_verify_says_that_a_topic_without_its_live_segment_cannot_be_opened(grown: Path) -> None:
+    segment(grown).unlink()
+    found = objects(cli("verify", str(grown), "--topic", "jobs", "--json").stdout)[0]
+    assert found["state"] is None
+    assert any("cannot be rebuilt" in finding["detail"] for finding in found["findings"])
+    with (
+        heapline.open_sync(grown, spare_segment_bytes=0) as hl,
+        pytest.raises(heapline.CorruptionError, match="file is missing"),
+    ):
+        hl.pop("jobs")
 
 
 def test_verify_finds_a_damaged_catalog_and_still_checks_topics(data: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from heapline.clock import Clock, SteadyClock
 from heapline.contract.config import REOPENING_FIELDS, BrokerConfig, TopicConfig
-from heapline.contract.errors import HeaplineError, JournalCorrupt, SnapshotCorrupt
+from heapline.contract.errors import HeaplineError, SnapshotCorrupt
 from heapline.core.events import I64, AnyEvent
 from heapline.core.now import Now
 from heapline.core.partition import Decision, Draw, Partition
@@ -29,15 +29,13 @@ from heapline.engine.committer import GroupCommitter
 from heapline.engine.counters import Counters
 from heapline.engine.delivery import Delivery, PopCall
 from heapline.engine.io import Io
-from heapline.engine.snapshot_state import thaw
+from heapline.engine.recovery import apply_units, check_records, newest_state
 from heapline.engine.timers import Firing
 from heapline.engine.topic import Topic
 from heapline.journal.disk import Disk
 from heapline.journal.journal import Journal
 from heapline.journal.log import TopicLog
 from heapline.journal.records import CacheBudget, Records
-from heapline.journal.recovery import list_segments, read_header
-from heapline.journal.segment import segment_path
 from heapline.journal.snapshot import SnapshotStore
 from heapline.journal.spares import SparePool
 from heapline.logs import Log
@@ -94,35 +92,12 @@ class Loader:
         return recovered
 
     def _load(self) -> Recovered:
+        def warn(error: SnapshotCorrupt) -> None:
+            log.warning("snapshot damaged, not used", topic=self.name, error=str(error))
+
         snapshots = SnapshotStore(self.disk, f"{self.directory}/snapshots")
-        for unit in reversed(snapshots.units()):
-            topic = self._fresh()
-            try:
-                found = snapshots.load(unit)
-                wall = self.clock.wall_ms()
-                thaw(topic, found.state, found.blobs, wall, wall, f"{snapshots.directory} of unit {unit}")
-            except SnapshotCorrupt as error:
-                log.warning("snapshot damaged, not used", topic=self.name, error=str(error))
-                continue
-            return self._replay(topic, snapshots, unit)
-        self._check_beginning()
-        return self._replay(self._fresh(), snapshots, 0)
-
-    def _check_beginning(self) -> None:
-        """Raise JournalCorrupt if the journal's first units are missing, since there is no snapshot."""
-        first = list_segments(self.disk, self.directory)[0]
-        header = read_header(self.disk, self.directory, first)
-        if header is not None and header.first_unit > 1:
-            detail = f"units 1 to {header.first_unit - 1} are missing, and no intact snapshot covers them"
-            raise JournalCorrupt(segment_path(self.directory, first), 0, detail)
-
-    def _check_records(self, topic: Topic) -> None:
-        """Raise JournalCorrupt if a segment with live records is missing, even below the snapshot."""
-        present = set(list_segments(self.disk, self.directory))
-        for segment in topic.live.segments():
-            if topic.live.count(segment) and segment not in present:
-                detail = f"the file is missing, with the records of {topic.live.count(segment)} messages"
-                raise JournalCorrupt(segment_path(self.directory, segment), 0, detail)
+        topic, unit = newest_state(self.disk, self.directory, snapshots, self._fresh, self.clock.wall_ms(), warn)
+        return self._replay(topic, snapshots, unit)
 
     def _fresh(self) -> Topic:
         wall = self.clock.wall_ms()
@@ -140,25 +115,10 @@ class Loader:
             cache_budget=self.budget,
             name=self.name,
         )
-        count = 0
         try:
-            for unit in units:
-                topic.replay(unit, self.directory)
-                count += 1
-                if count % 64 == 0:
-                    for partition in topic.partitions:
-                        partition.entries.heap.maintain()
-                        partition.entries.delays.maintain()
-                        partition.entries.calendar.maintain()
-            topic.settle()
+            count = apply_units(topic, units, self.directory, after_unit)
             journal.prepare()
-            self._check_records(topic)
-        except (LookupError, ValueError, TypeError, ArithmeticError) as error:
-            journal.close()
-            if isinstance(error, HeaplineError):
-                raise
-            detail = f"it does not replay after unit {after_unit + count}: {error!r}"
-            raise JournalCorrupt(self.directory, 0, detail) from error
+            check_records(topic, self.disk, self.directory)
         except BaseException:  # a reload is retried often and must not use up file descriptors
             journal.close()
             raise

@@ -12,25 +12,24 @@ journal. Prepared messages are not in the queue yet, and have no rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from heapline.contract.config import TopicConfig
-from heapline.contract.errors import JournalCorrupt, SnapshotCorrupt
 from heapline.core.entries import DEAD, DELAYED, LEASED, READY
 from heapline.core.leases import DEADLINE, HOLDER, POSITION
 from heapline.core.now import Now
 from heapline.core.partition import Partition
 from heapline.core.wheel.timing_wheel import Timers
+from heapline.engine.recovery import apply_units, newest_state, stored_snapshots
 from heapline.engine.snapshot_state import Frozen, freeze, thaw
 from heapline.engine.topic import Topic
 from heapline.journal.disk import Disk
 from heapline.journal.reader import LogReader
-from heapline.journal.recovery import list_segments, read_header
-from heapline.journal.segment import segment_path
-from heapline.journal.snapshot import SnapshotStore
+from heapline.journal.unit import Unit
 
 if TYPE_CHECKING:
     from heapline.engine.runner import TopicRunner
@@ -87,43 +86,24 @@ async def pin(runner: TopicRunner, dead: bool) -> StateRows:
 def stored(disk: Disk, folder: str, name: str, incarnation: int, config: TopicConfig, dead: bool) -> StateRows:
     """Return the state in a directory, up to its watermark. The caller must already hold the segments."""
     reader = LogReader(disk, folder)
-    topic, after = _thawed(disk, folder, name, config, reader.watermark().time)
+    now = reader.watermark().time
+    fresh = partial(Topic, name, config, Now(now, now), _no_draw)
+    topic, after = newest_state(disk, folder, stored_snapshots(disk, folder), fresh, now)
     mark = reader.watermark()
-    wall = 0
-    if after < mark.visible:
+    wall = mark.time
+
+    def units() -> Iterator[Unit]:
+        nonlocal wall
         for unit in reader.read_units(start_unit=after + 1):
-            topic.replay(unit, folder)
+            yield unit
             wall = unit.wall
-    topic.settle()
-    return _rows_of(topic, dead, incarnation, wall or mark.time, [p.state.offset for p in topic.partitions])
+
+    apply_units(topic, units() if after < mark.visible else (), folder, after)
+    return _rows_of(topic, dead, incarnation, wall, [p.state.offset for p in topic.partitions])
 
 
-def _thawed(disk: Disk, folder: str, name: str, config: TopicConfig, now: int) -> tuple[Topic, int]:
-    """Return the newest complete stored state, and its unit."""
-    if disk.exists(f"{folder}/snapshots"):
-        store, before = SnapshotStore(disk, f"{folder}/snapshots"), [-1]
-        while before != (before := store.units()):  # they may be pruned while they are read: then there are new ones
-            for unit in reversed(before):
-                topic = _fresh(name, config, now)
-                try:
-                    found = store.load(unit)
-                    thaw(topic, found.state, found.blobs, now, now, store.directory)
-                except SnapshotCorrupt:
-                    continue
-                return topic, unit
-    first = list_segments(disk, folder)[0]
-    header = read_header(disk, folder, first)
-    if header is not None and header.first_unit > 1:
-        detail = f"units 1 to {header.first_unit - 1} are missing, and no intact snapshot covers them"
-        raise JournalCorrupt(segment_path(folder, first), 0, detail)
-    return _fresh(name, config, now), 0
-
-
-def _fresh(name: str, config: TopicConfig, now: int) -> Topic:
-    def draw(count: int) -> npt.NDArray[np.float64]:
-        raise AssertionError("nothing is decided here")
-
-    return Topic(name, config, Now(now, now), draw)
+def _no_draw(count: int) -> npt.NDArray[np.float64]:
+    raise AssertionError("nothing is decided here")
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------

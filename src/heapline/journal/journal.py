@@ -22,7 +22,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from heapline.contract.errors import JournalCorrupt
 from heapline.core.events import I64
 from heapline.core.record import PositionLayout
 from heapline.journal.block import Block
@@ -106,10 +105,8 @@ class Journal:
         Run the iterator to its end: that cuts a torn tail and makes the journal writable. It raises JournalCorrupt on
         damage. The caller holds the directory's lock.
         """
-        scan = Scan(disk, path, after_unit=after_unit, known_durable=after_unit, incarnation=incarnation)
-        if segment_bytes is not None and segment_bytes != scan.capacity:
-            detail = f"its segments have {scan.capacity} bytes, the topic's config says {segment_bytes}"
-            raise JournalCorrupt(segment_path(path, scan.first_segment), 0, detail)
+        expected = {"incarnation": incarnation, "segment_bytes": segment_bytes}
+        scan = Scan(disk, path, after_unit=after_unit, known_durable=after_unit, **expected)
         journal = cls(scan, policy, spares, name, cache_budget)
         return journal, journal._recover(scan)
 

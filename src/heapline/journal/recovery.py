@@ -74,8 +74,8 @@ def read_header(disk: Disk, directory: str, number: int) -> SegmentHeader | None
 class Scan:
     """Iterate once over the units above `after_unit`; afterwards the attributes describe where the journal ends.
 
-    `known_durable` is a unit number proved durable by something else (a snapshot). `incarnation` is what the topic must
-    have; None accepts that of the first segment.
+    `known_durable` is a unit number proved durable by something else (a snapshot). `incarnation` and
+    `segment_bytes` are what the topic must have; None accepts those of the first segment.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class Scan:
         from_segment: int | None = None,
         known_durable: int = 0,
         incarnation: int | None = None,
+        segment_bytes: int | None = None,
     ) -> None:
         self.disk = disk
         self.directory = directory
@@ -98,6 +99,9 @@ class Scan:
         first = self._header(self._start)
         self.incarnation = first.incarnation if incarnation is None else incarnation
         self.capacity = first.capacity
+        if segment_bytes not in (None, self.capacity):
+            detail = f"its segments have {self.capacity} bytes, the topic's config says {segment_bytes}"
+            raise JournalCorrupt(segment_path(directory, self.first_segment), 0, detail)
         self._check_watermark(self._mark)
         self.known_durable = max(known_durable, self._mark.durable if self._mark else 0)
         self.relaxed = bool(self._mark and self._mark.relaxed)

@@ -20,17 +20,17 @@ from heapline.cli.journal.topic_files import (
     DataDirectory,
     TopicFiles,
     depths,
-    newest_snapshot,
+    empty_topic,
     reader_lease,
     rebuild,
-    snapshot_store,
-    topic_from_snapshot,
     units_of,
+    wall_ms,
 )
 from heapline.cli.output import count, facts_table, size, some
 from heapline.contract.errors import CorruptionError, JournalCorrupt, SnapshotCorrupt
 from heapline.contract.ids import to_ulid
 from heapline.core.events import KIND_NAMES, Acked, BatchPrepared, Enqueued, decode_events
+from heapline.engine.recovery import stored_snapshots, thaw_unit
 from heapline.journal import Disk, Unit
 from heapline.journal.index import parse_index
 from heapline.journal.log_bounds import read_watermark, watermark_path
@@ -40,6 +40,7 @@ from heapline.journal.verify import Cut, Damage, Report, find_good_part, record_
 
 RECORD_ADVICE = "this message is never delivered, all others are; restore a backup to recover it"
 JOURNAL_ADVICE = "restore a backup, or give up everything after the damage with: heapline journal repair"
+RESTORE_ADVICE = "restore a backup; every unit is intact, so there is nothing that a repair could cut"
 BELOW_ADVICE = "the topic opens from a newer snapshot; do not cut it; restore a backup to recover these units"
 SNAPSHOT_ADVICE = "an older snapshot or the journal itself is used instead; the next snapshots replace it"
 INDEX_ADVICE = "it is rebuilt from its segment when needed; the file can be deleted"
@@ -133,15 +134,16 @@ def _check_indexes(disk: Disk, verdict: Verdict) -> None:
 
 
 def _check_snapshots(disk: Disk, files: TopicFiles, verdict: Verdict) -> None:
-    store = snapshot_store(disk, files)
+    store = stored_snapshots(disk, files.folder)
     for unit in store.units() if store is not None else ():
         assert store is not None
         try:
-            snapshot = store.load(unit)
             if files.config is not None:
-                topic_from_snapshot(files, snapshot)
+                thaw_unit(empty_topic(files), store, unit, wall_ms())
+            else:
+                store.load(unit)
         except SnapshotCorrupt as error:
-            if disk.exists(f"{files.folder}/snapshots/{unit:016d}.snap"):  # otherwise pruned meanwhile
+            if disk.exists(f"{store.directory}/{unit:016d}.snap"):  # otherwise pruned meanwhile
                 verdict.findings.append(Finding(error.path, 0, error.detail, SNAPSHOT_ADVICE))
         else:
             verdict.snapshots += 1
@@ -150,19 +152,11 @@ def _check_snapshots(disk: Disk, files: TopicFiles, verdict: Verdict) -> None:
 def _check_replay(disk: Disk, files: TopicFiles, verdict: Verdict) -> Finding | None:
     """Return why the topic cannot be opened, or None if it can."""
     try:
-        topic = rebuild(disk, files, verdict.running)
-        verdict.state = depths(topic)
-        present = numbered(disk.listdir(files.folder), ".seg")
-        for segment in topic.live.segments():
-            if segment not in present and (number := topic.live.count(segment)):
-                detail = f"the segment is missing, with {number} live message(s)"
-                verdict.findings.append(Finding(segment_path(files.folder, segment), 0, detail, RECORD_ADVICE))
+        verdict.state = depths(rebuild(disk, files, verdict.running))
     except CorruptionError as error:
         path, offset = getattr(error, "path", files.folder), getattr(error, "offset", 0)
         detail = getattr(error, "detail", str(error))
-        return Finding(path, offset, f"the topic cannot be rebuilt: {detail}", JOURNAL_ADVICE)
-    except Exception as error:  # an inconsistent journal may fail anywhere; verify must report it
-        return Finding(files.folder, 0, f"the topic cannot be rebuilt: {error!r}", JOURNAL_ADVICE)
+        return Finding(path, offset, f"the topic cannot be rebuilt: {detail}", RESTORE_ADVICE)
     return None
 
 
@@ -245,7 +239,8 @@ def _opens(disk: Disk, files: TopicFiles) -> bool:
         if files.config is not None:
             rebuild(disk, files, running=False)
         else:
-            snapshot = newest_snapshot(disk, files)
+            store = stored_snapshots(disk, files.folder)
+            snapshot = None if store is None else store.load_newest()
             for _ in units_of(disk, files, running=False, after_unit=snapshot.unit if snapshot else 0):
                 pass
     except CorruptionError:

@@ -27,7 +27,6 @@ from heapline.cli.journal.topic_files import (
     reader_lease,
     rebuild,
     segment_sizes,
-    snapshot_store,
     units_of,
     wall_ms,
 )
@@ -38,6 +37,7 @@ from heapline.contract.message import LogEvent, LogFrame
 from heapline.core.events import KIND_NAMES, decode_events
 from heapline.engine.delivery import split_small
 from heapline.engine.log import decode_frame
+from heapline.engine.recovery import stored_snapshots
 from heapline.engine.retention import held
 from heapline.engine.topic import Topic
 from heapline.journal import Disk, LogReader, Unit
@@ -130,7 +130,7 @@ def topic_stats(disk: Disk, files: TopicFiles, *, running: bool) -> Stats:
 
 def _snapshot_sizes(disk: Disk, files: TopicFiles) -> dict[int, int]:
     sizes: dict[int, int] = {}
-    store = snapshot_store(disk, files)
+    store = stored_snapshots(disk, files.folder)
     for unit in store.units() if store is not None else ():
         assert store is not None
         with contextlib.suppress(SnapshotCorrupt):

@@ -21,11 +21,11 @@ import numpy as np
 
 from heapline.cli.output import not_a_directory
 from heapline.contract.config import TopicConfig, parse_topic
-from heapline.contract.errors import BadRequest, CorruptionError, JournalCorrupt, TopicNotFound
+from heapline.contract.errors import BadRequest, CorruptionError, TopicNotFound
 from heapline.core.now import Now
 from heapline.engine.catalog import FILE as CATALOG
 from heapline.engine.catalog import Catalog
-from heapline.engine.snapshot_state import thaw
+from heapline.engine.recovery import apply_units, check_records, newest_state, stored_snapshots
 from heapline.engine.topic import Topic
 from heapline.journal import (
     Disk,
@@ -33,13 +33,11 @@ from heapline.journal import (
     LogReader,
     ReaderLease,
     RealDisk,
-    Snapshot,
-    SnapshotStore,
     Unit,
     end_lease,
     write_lease,
 )
-from heapline.journal.recovery import Scan, read_header
+from heapline.journal.recovery import Scan
 from heapline.journal.segment import numbered, segment_path
 
 READER_LEASE_MS = 10 * 60 * 1000
@@ -200,15 +198,17 @@ def reader_lease(disk: Disk, folder: str, running: bool) -> Iterator[None]:
             end_lease(disk, folder, name)
 
 
-def units_of(disk: Disk, files: TopicFiles, running: bool, after_unit: int = 0) -> Iterator[Unit]:
+def units_of(
+    disk: Disk, files: TopicFiles, running: bool, after_unit: int = 0, segment_bytes: int | None = None
+) -> Iterator[Unit]:
     """Yield the valid units after the given one."""
     if running:
         reader = LogReader(disk, files.folder)
         if after_unit < reader.watermark().visible:
             yield from reader.read_units(start_unit=after_unit + 1 if after_unit else 0)
     else:
-        start = {"after_unit": after_unit, "known_durable": after_unit}
-        yield from Scan(disk, files.folder, **start, incarnation=files.incarnation)
+        expected = {"incarnation": files.incarnation, "segment_bytes": segment_bytes}
+        yield from Scan(disk, files.folder, after_unit=after_unit, known_durable=after_unit, **expected)
 
 
 def empty_topic(files: TopicFiles) -> Topic:
@@ -217,41 +217,13 @@ def empty_topic(files: TopicFiles) -> Topic:
     return Topic(files.topic, files.config, Now(wall, wall), np.zeros)  # only a running engine draws random backoffs
 
 
-def topic_from_snapshot(files: TopicFiles, snapshot: Snapshot) -> Topic:
-    """Return the topic in the state of a snapshot. Raise SnapshotCorrupt if it cannot be decoded."""
-    topic, wall = empty_topic(files), wall_ms()
-    path = f"{files.folder}/snapshots/{snapshot.unit:016d}.snap"
-    thaw(topic, snapshot.state, snapshot.blobs, wall, wall, path)
-    return topic
-
-
-def snapshot_store(disk: Disk, files: TopicFiles) -> SnapshotStore | None:
-    """Return the snapshots of a topic, or None without a directory of snapshots, which SnapshotStore would create."""
-    directory = f"{files.folder}/snapshots"
-    return SnapshotStore(disk, directory) if disk.exists(directory) else None
-
-
-def newest_snapshot(disk: Disk, files: TopicFiles) -> Snapshot | None:
-    """Return the newest valid snapshot."""
-    store = snapshot_store(disk, files)
-    return None if store is None else store.load_newest()
-
-
 def rebuild(disk: Disk, files: TopicFiles, running: bool) -> Topic:
-    """Build the topic's state as opening would do: the newest valid snapshot, then the end of the journal."""
+    """Build the topic's state as the engine does when it opens the topic."""
     assert files.config is not None
-    first = numbered(disk.listdir(files.folder), ".seg")[0]
-    header = read_header(disk, files.folder, first)
-    path = segment_path(files.folder, first)
-    if header is not None and header.capacity != files.config.segment_bytes:
-        detail = f"its segments have {header.capacity} bytes, but the topic's config says {files.config.segment_bytes}"
-        raise JournalCorrupt(path, 0, detail)
-    snapshot = newest_snapshot(disk, files)
-    if snapshot is None and header is not None and header.first_unit > 1:
-        raise JournalCorrupt(path, 0, f"units 1 to {header.first_unit - 1} were reclaimed, and no snapshot is valid")
-    topic = empty_topic(files) if snapshot is None else topic_from_snapshot(files, snapshot)
-    for unit in units_of(disk, files, running, snapshot.unit if snapshot is not None else 0):
-        topic.replay(unit, files.folder)
+    snapshots = stored_snapshots(disk, files.folder)
+    topic, unit = newest_state(disk, files.folder, snapshots, lambda: empty_topic(files), wall_ms())
+    apply_units(topic, units_of(disk, files, running, unit, files.config.segment_bytes), files.folder, unit)
+    check_records(topic, disk, files.folder)
     return topic
 
 
