@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -104,10 +104,13 @@ def command_of(target: Any, name: str) -> Any:
     return command
 
 
-class LazyGroup(Group):
-    """A group that imports a subcommand when it runs, and lists the others by the help in its table."""
+class Subcommands(Group):
+    """The subcommands of `heapline`, each imported when it runs; --help and completion use the table.
 
-    table: ClassVar[dict[str, Lazy]] = {}
+    Expected failures are shown as one line, without a traceback.
+    """
+
+    table = SUBCOMMANDS
     _is_listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -140,12 +143,6 @@ class LazyGroup(Group):
             return super().shell_complete(ctx, incomplete)
         finally:
             self._is_listing = False
-
-
-class Subcommands(LazyGroup):
-    """The subcommands of `heapline`. Expected failures are shown as one line, without a traceback."""
-
-    table = SUBCOMMANDS
 
     def main(self, *args: Any, **options: Any) -> Any:
         _prepare_streams()

@@ -17,13 +17,13 @@ from heapline.cli.main import app
 if importlib.util.find_spec("deltalake") is None or importlib.util.find_spec("pyarrow") is None:
     pytest.skip("the lake needs deltalake and pyarrow", allow_module_level=True)
 
-from heapline.cli import pipeline
+from heapline.cli.pipeline import job
 from tests.unit.spark.lake_rig import TasksAtOnce, fill
 
 
 @pytest.fixture
 def hl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(pipeline, "start_spark", lambda master: TasksAtOnce())
+    monkeypatch.setattr(job, "start_spark", lambda master: TasksAtOnce())
     with heapline.open_sync(tmp_path / "data", spare_segment_bytes=0) as broker:
         broker.create_topic("jobs", partitions=2, segment_bytes=1 << 20, max_payload_bytes=1 << 18)
         fill(broker, 100)

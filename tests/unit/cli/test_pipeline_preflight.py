@@ -13,8 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 import heapline
-from heapline.cli import pipeline
-from heapline.cli.main import app
+from heapline.cli.main import app, command_of
+from heapline.cli.pipeline import app as pipeline
+from heapline.cli.pipeline import job as preflight
 
 if importlib.util.find_spec("pyarrow") is None:
     pytest.skip("reading a journal needs pyarrow", allow_module_level=True)
@@ -25,7 +26,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(master: str | None) -> Any:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr(pipeline, "start_spark", started)
+    monkeypatch.setattr(preflight, "start_spark", started)
 
 
 @pytest.fixture
@@ -88,17 +89,19 @@ def test_jobs_that_write_take_no_directory() -> None:
 def test_help_names_the_extra_to_install_and_every_job_has_an_example() -> None:
     told = CliRunner().invoke(app, ["pipeline", "--help"], env={"COLUMNS": "200"}).output
     assert "heapline[spark-local]" in told
-    for job in pipeline.JOBS:
+    jobs = command_of(pipeline, "pipeline").list_commands(None)
+    assert len(jobs) == 10
+    for job in jobs:
         assert "Example:" in CliRunner().invoke(app, ["pipeline", job, "--help"], env={"COLUMNS": "200"}).output, job
 
 
 def test_topics_read_from_elsewhere_need_not_exist_in_the_queue() -> None:
-    assert pipeline.needed_topics({"topic": "a", "into": "b"}) == ["a", "b"]
-    assert pipeline.needed_topics({"topic": "a", "into": "b", "lake": "l"}) == ["b"]
-    assert pipeline.needed_topics({"topic": "a", "from_path": "d", "into": None}) == ["a"]
-    assert pipeline.needed_topics({"topic": "a", "lake": "l"}) == []
-    assert pipeline.needed_topics({"topic": ["a"], "lake": "l", "follow": False}) == ["a"]
-    assert pipeline.needed_topics({"topic": None}) == []
+    assert preflight.needed_topics({"topic": "a", "into": "b"}) == ["a", "b"]
+    assert preflight.needed_topics({"topic": "a", "into": "b", "lake": "l"}) == ["b"]
+    assert preflight.needed_topics({"topic": "a", "from_path": "d", "into": None}) == ["a"]
+    assert preflight.needed_topics({"topic": "a", "lake": "l"}) == []
+    assert preflight.needed_topics({"topic": ["a"], "lake": "l", "follow": False}) == ["a"]
+    assert preflight.needed_topics({"topic": None}) == []
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,7 @@ def test_error_of_a_job_is_one_line_without_stacks(
     def fails(master: str | None) -> Any:
         raise error
 
-    monkeypatch.setattr(pipeline, "start_spark", fails)
+    monkeypatch.setattr(preflight, "start_spark", fails)
     told = refused("audit", "--path", data, "--topic", "jobs")
     assert why in told
     assert len(told.splitlines()) == 1
@@ -129,10 +132,10 @@ def test_error_of_a_job_is_one_line_without_stacks(
 def test_log_level_is_set_only_while_java_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEAPLINE_SPARK_LOG", raising=False)
     monkeypatch.delenv("HEAPLINE_TRACEBACK", raising=False)
-    with pipeline._quiet_java():
+    with preflight._quiet_java():
         assert os.environ["HEAPLINE_SPARK_LOG"] == "fatal"
     assert "HEAPLINE_SPARK_LOG" not in os.environ
     monkeypatch.setenv("HEAPLINE_SPARK_LOG", "info")
-    with pipeline._quiet_java():
+    with preflight._quiet_java():
         assert os.environ["HEAPLINE_SPARK_LOG"] == "info"
     assert os.environ["HEAPLINE_SPARK_LOG"] == "info"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from heapline.cli import pipeline
 from heapline.cli.main import app
+from heapline.cli.pipeline import job as preflight
 from heapline.spark.jobs import forecast as forecasting
 from heapline.spark.jobs import report as reporting
 from tests.unit.spark.test_pages import NASTY, a_forecast, a_report
@@ -29,8 +29,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
         return run
 
-    monkeypatch.setattr(pipeline, "start_spark", lambda master: None)
-    monkeypatch.setattr(pipeline, "check_topics", lambda *asked: None)
+    monkeypatch.setattr(preflight, "start_spark", lambda master: None)
+    monkeypatch.setattr(preflight, "check_topics", lambda *asked: None)
     monkeypatch.setattr(reporting, "report", job(a_report))
     monkeypatch.setattr(forecasting, "forecast", job(a_forecast))
     return found

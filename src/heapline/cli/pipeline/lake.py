@@ -24,7 +24,7 @@ from heapline.cli.output import (
     seconds,
     size,
 )
-from heapline.cli.pipeline import ArchiveOption, TopicOption, TopicsOption, cell, spark_job
+from heapline.cli.pipeline.job import ArchiveOption, TopicOption, TopicsOption, cell, spark_job
 from heapline.contract.errors import BadRequest
 
 DAY = 86400.0  # seconds

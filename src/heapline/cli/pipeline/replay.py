@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from heapline.cli.options import Directory, Pair, Position, Sql, TopicName, Value, pair
 from heapline.cli.output import Output, count, facts_table, make_console, progress_bar, rate, seconds
-from heapline.cli.pipeline import ARCHIVE_HELP, TopicOption, spark_job
+from heapline.cli.pipeline.job import ARCHIVE_HELP, TopicOption, spark_job
 from heapline.contract.errors import BadRequest
 
 POSITION = "a time such as 2030-01-31T12:00:00Z, how long ago such as 2h, or offsets by partition such as 0:120,1:80."

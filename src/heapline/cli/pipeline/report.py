@@ -25,7 +25,7 @@ from heapline.cli.output import (
     seconds,
     timestamp,
 )
-from heapline.cli.pipeline import ARCHIVE_HELP, ArchiveOption, TopicOption, cell, spark_job
+from heapline.cli.pipeline.job import ARCHIVE_HELP, ArchiveOption, TopicOption, cell, spark_job
 from heapline.contract.errors import BadRequest
 from heapline.spark.jobs.pages import Section, printable
 
