@@ -19,7 +19,7 @@ import typer
 from rich.markup import escape
 
 from heapline.cli.main import CommandGroup
-from heapline.cli.options import Env, File, Panel, Seconds, Value, compose, options_of, span, with_signature
+from heapline.cli.options import Env, File, Panel, Seconds, Value, compose, span, with_signature
 from heapline.cli.output import Output, make_console, some
 from heapline.client import connect as client_connect
 from heapline.client.target import ClientTls, parse_target
@@ -59,12 +59,15 @@ TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="Topic name,
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """The servers that a command called, and the key that it sent."""
+class Settings:
+    """The servers to call, and how."""
 
     endpoints: Sequence[str]
-    key_from: Path | None  # None if no key was found
-    local_key_file: Path | None  # where the key of a server on this machine would be; None for another machine
+    key_from: Path | None = None  # where the key was found
+    local_key_file: Path | None = None  # where the key of a server on this machine would be; None for another machine
+    key: str | None = None
+    ca: Path | None = None
+    timeout: float = 10.0  # seconds per call
 
     @property
     def servers(self) -> str:
@@ -85,17 +88,6 @@ class Where:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The connection that the options describe."""
-
-    endpoints: list[str]
-    key: str | None
-    tls: ClientTls | None
-    timeout: float  # seconds per call
-    where: Where
-
-
 def settle(
     to: Annotated[Address, TO_HELP, SERVER, Env(client_connect.URL)] = client_connect.TARGET,
     key_file: KeyFileOption = None,
@@ -109,15 +101,7 @@ def settle(
     is_local = all(client_connect.is_loopback(endpoint) for endpoint in endpoints)
     key = client_connect.local_key(endpoints) if key_file is None else _read_key(key_file)
     key_from = key_file or (client_connect.local_key_file() if key is not None else None)
-    where = Where(endpoints, key_from, client_connect.local_key_file() if is_local else None)
-    return Settings(endpoints, key, ClientTls(ca=ca) if ca is not None else None, timeout, where)
-
-
-def server_options(timeout: float = 10.0) -> Callable[..., dict[str, Any]]:
-    """Return a function with the options of `settle` that returns its arguments, for a command that calls it later."""
-    options = {option.name: (option.annotation, option.default) for option in options_of(settle)}
-    options["timeout"] = options["timeout"][0], timeout
-    return with_signature(lambda **given: given, options)
+    return Settings(endpoints, key_from, client_connect.local_key_file() if is_local else None, key, ca, timeout)
 
 
 def _read_key(file: Path) -> str:
@@ -131,8 +115,9 @@ def _read_key(file: Path) -> str:
 
 def connect(settings: Settings) -> Any:
     """Return a client, to be used with `async with`."""
+    tls = ClientTls(ca=settings.ca) if settings.ca is not None else None
     return client_connect.connect(
-        endpoints=settings.endpoints, api_key=settings.key, tls=settings.tls, deadline=settings.timeout
+        endpoints=list(settings.endpoints), api_key=settings.key, tls=tls, deadline=settings.timeout
     )
 
 
@@ -178,7 +163,7 @@ async def connected(settings: Settings) -> AsyncIterator[Any]:
         try:
             yield hl
         except HeaplineError as error:
-            raise await advised(error, hl, settings.where) from None
+            raise await advised(error, hl, settings) from None
 
 
 async def _run(work: Callable[[Any], Coroutine[Any, Any, None]], settings: Settings) -> None:
@@ -198,15 +183,15 @@ async def _run(work: Callable[[Any], Coroutine[Any, Any, None]], settings: Setti
 async def _report_silence(settings: Settings) -> None:
     """Say what the command waits for: the client keeps trying, because the server may be starting."""
     await asyncio.sleep(QUIET_SECONDS)
-    if not await settings.where.is_listening():
-        text = f"no server listens at {settings.where.servers}; trying for {span(settings.timeout)} …"
+    if not await settings.is_listening():
+        text = f"no server listens at {settings.servers}; trying for {span(settings.timeout)} …"
         make_console(stderr=True).print(f"[dim]{escape(text)}[/dim]")
 
 
 # -- advice ------------------------------------------------------------------------------------------------------------
 
 
-async def advised(error: HeaplineError, hl: Broker, where: Where) -> HeaplineError:
+async def advised(error: HeaplineError, hl: Broker, where: Settings) -> HeaplineError:
     """Return the error to show. The connection is still open, so the server can be asked which names exist."""
     text = await _advice(error, hl, where)
     if text is None:
@@ -217,7 +202,7 @@ async def advised(error: HeaplineError, hl: Broker, where: Where) -> HeaplineErr
     return changed
 
 
-async def _advice(error: HeaplineError, hl: Any, where: Where) -> str | None:
+async def _advice(error: HeaplineError, hl: Any, where: Settings) -> str | None:
     match error:
         case TopicNotFound(topic=topic):
             known = await _names(hl.list_topics())
@@ -264,7 +249,7 @@ async def _names(listing: Awaitable[Any]) -> str:
     return f"; there are {some(names, NAMES_SHOWN)}" if names else ""
 
 
-def _key_advice(where: Where) -> str:
+def _key_advice(where: Settings) -> str:
     if where.key_from is not None:
         return (
             f"the server at {where.servers} rejects the key in {str(where.key_from)!r}: it belongs to another server, "
@@ -277,7 +262,7 @@ def _key_advice(where: Where) -> str:
     return f"{text}. Create a key with: heapline keys create"
 
 
-def _start_advice(where: Where) -> str:
+def _start_advice(where: Settings) -> str:
     if where.local_key_file is not None:
         return "Start a server with: heapline serve --data data; or choose another one: --to HOST:PORT"
     return "Check --to (or HEAPLINE_URL) and the network"

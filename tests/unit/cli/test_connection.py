@@ -61,8 +61,8 @@ def run(*arguments: str, **environment: str) -> Any:
     return CliRunner().invoke(main.app, list(arguments), env={"COLUMNS": "200", **environment})
 
 
-def where(*endpoints: str, key: str | None = None, local: str | None = None) -> connection.Where:
-    return connection.Where(endpoints, Path(key) if key else None, Path(local) if local else None)
+def where(*endpoints: str, key: str | None = None, local: str | None = None) -> connection.Settings:
+    return connection.Settings(endpoints, Path(key) if key else None, Path(local) if local else None)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -94,7 +94,7 @@ def test_server_and_key_come_from_options_then_environment_then_default(
     assert [(s.endpoints, s.key, s.timeout) for s in settled] == [
         (["one:1", "two"], "hl_a", 180.0), (["env:1"], "hl_b", 10.0), (["localhost:7400"], None, 10.0)
     ]  # fmt: skip
-    assert [s.tls is not None for s in settled] == [False, True, False]
+    assert [s.ca is not None for s in settled] == [False, True, False]
 
 
 def test_key_of_a_local_server_is_found_automatically(settled: list[connection.Settings], tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_put_reports_a_stopped_server(closed_port: int) -> None:
     assert f"o server listens at 127.0.0.1:{closed_port}" in said
 
 
-async def advise(error: Exception, about: connection.Where) -> str:
+async def advise(error: Exception, about: connection.Settings) -> str:
     async with MemoryBroker() as hl:
         await hl.create_topic("jobs")
         shown = await connection.advised(error, hl, about)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from heapline.cli.bench.load import NUMBER_BYTES, Loads, Measurement, bare_calls, fsynced_writes
-from heapline.cli.connection import Settings, connected, server_options, settle
+from heapline.cli.connection import Settings, connected, settle
 from heapline.cli.options import takes
 from heapline.cli.output import Output, count, make_console, not_a_directory, progress_bar
 from heapline.cli.serve import run_fast
@@ -55,8 +55,8 @@ class Plan:
     scratch: Annotated[Path, "Directory where the bare disk is measured; best on the server's disk."] = Path()
 
 
-@takes(plan=Plan, out=Output, server=server_options())
-def bench(plan: Plan, out: Output, server: dict[str, Any]) -> None:
+@takes(plan=Plan, out=Output, server=settle)
+def bench(plan: Plan, out: Output, server: Settings) -> None:
     """Measure the speed of a server, next to the bare machine.
 
     Example:  [cyan]heapline bench[/cyan]
@@ -69,7 +69,7 @@ def bench(plan: Plan, out: Output, server: dict[str, Any]) -> None:
     """
     if plan.data is not None and not plan.data.is_dir():
         raise BadRequest(f"{not_a_directory(plan.data)}; choose a directory on the disk to measure")
-    work = _measure_server(plan, settle(**server)) if plan.data is None else _measure_embedded(plan, plan.data)
+    work = _measure_server(plan, server) if plan.data is None else _measure_embedded(plan, plan.data)
     try:
         report: Report = run_fast(_until_interrupted(work))
     except asyncio.CancelledError:
@@ -87,7 +87,7 @@ async def _until_interrupted(work: Coroutine[Any, Any, Report]) -> Report:
 
 async def _measure_server(plan: Plan, settings: Settings) -> Report:
     async with connected(settings) as hl:
-        return await _measure(hl, plan, f"server {settings.where.servers}")
+        return await _measure(hl, plan, f"server {settings.servers}")
 
 
 async def _measure_embedded(plan: Plan, data: Path) -> Report:

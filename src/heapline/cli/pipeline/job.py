@@ -55,16 +55,16 @@ def spark_job(
     """
 
     def decorate(job: Callable[..., None]) -> Callable[..., None]:
-        def run(out: Output, server: dict[str, Any], place: dict[str, Any], **given: Any) -> None:
+        def run(out: Output, server: connection.Settings, place: dict[str, Any], **given: Any) -> None:
             path, options = place.get("path"), dict(given)
             for part in parts:
                 options |= options.pop(part)
-            where = read_options(path, server["to"], server["key_file"])
+            where = read_options(path, server)
             _check_folders(options)
             if first is not None:
                 first(**options)
-            if server["ca"] is not None:
-                os.environ[connect.CA_FILE] = str(server["ca"].resolve())  # read by Spark's side
+            if server.ca is not None:
+                os.environ[connect.CA_FILE] = str(server.ca.resolve())  # read by Spark's side
             lake_only = options.get("lake_only", False)
             if not lake_only:
                 check_topics(path, server, needed_topics(options))
@@ -72,9 +72,9 @@ def spark_job(
             spark = None if lake_only and writes else start_spark(place["master"])
             job(spark, where, out, **given)
 
-        server = connection.server_options()
-        common = {"server": server, "place": _write_place} if writes else {"place": _read_place, "server": server}
-        return compose(job, run, {**parts, "out": Output, **common}, hidden=("spark", "where"))
+        place = _write_place if writes else _read_place
+        common = {"out": Output, "place": place, "server": connection.settle}
+        return compose(job, run, {**parts, **common}, hidden=("spark", "where"))
 
     return decorate
 
@@ -89,15 +89,15 @@ def _write_place(master: MasterOption = None) -> dict[str, Any]:
     return locals()
 
 
-def read_options(path: Path | None, to: str, key_file: Path | None) -> dict[str, str]:
+def read_options(path: Path | None, server: connection.Settings) -> dict[str, str]:
     """Return the options of the Spark format `heapline`."""
     if path is not None:
         if not path.is_dir():
             raise BadRequest(f"--path: {not_a_directory(path)}; choose a data directory")
         return {"path": str(path)}
-    options = {"heapline.url": to}
-    if key_file is not None:
-        options["heapline.api_key_file"] = str(key_file.resolve())
+    options = {"heapline.url": ",".join(server.endpoints)}
+    if (file := server.key_from) is not None and file != server.local_key_file:  # the format finds a local key itself
+        options["heapline.api_key_file"] = str(file.resolve())
     return options
 
 
@@ -122,12 +122,12 @@ def cell(value: Any) -> str:
 # -- checks before Spark starts ----------------------------------------------------------------------------------------
 
 
-def check_topics(path: Path | None, server: dict[str, Any], topics: Sequence[str]) -> None:
+def check_topics(path: Path | None, server: connection.Settings, topics: Sequence[str]) -> None:
     """Raise an error if the server or the directory cannot be used, or if a topic does not exist."""
     if path is not None:
         _check_directory(path, topics)
     else:
-        connection.run_on(lambda hl: _check_server(hl, topics), connection.settle(**server))
+        connection.run_on(lambda hl: _check_server(hl, topics), server)
 
 
 def needed_topics(given: dict[str, Any]) -> list[str]:

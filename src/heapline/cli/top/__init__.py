@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -21,7 +22,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from heapline.cli.connection import Settings, connected, server_options, settle
+from heapline.cli.connection import Settings, connected, settle
 from heapline.cli.options import takes
 from heapline.cli.output import make_console, print_json
 from heapline.cli.top.keyboard import Screen, reading_keys
@@ -35,9 +36,9 @@ STATS = ("ready", "delayed", "leased", "dead", "paused", "oldest_ready_age", "le
 LATENCIES = ("enqueue", "pop", "commit")
 
 
-@takes(server=server_options(timeout=3.0))
+@takes(server=partial(settle, timeout=3.0))
 def top(
-    server: dict[str, Any],
+    server: Settings,
     topic: Annotated[str | None, typer.Argument(help="Show only this topic, with its partitions.")] = None,
     interval: Annotated[float, "-i", "Seconds between refreshes.", Meta(ge=0.05)] = 1.0,
     sort: Annotated[str, f"Order of the topics: {', '.join(SORTS)}."] = "ready",
@@ -63,10 +64,9 @@ def top(
     if topic is not None:
         namespace, name = parse_topic(topic)
         topic = name if namespace == "default" else topic
-    settings = settle(**server)
-    screen = Screen(settings.where.servers, interval, sort, only=only, topic=topic)
+    screen = Screen(server.servers, interval, sort, only=only, topic=topic)
     is_live = not (once or json) and is_drawable(make_console())
-    asyncio.run(_run(settings, screen, is_live=is_live, as_json=json, once=once))
+    asyncio.run(_run(server, screen, is_live=is_live, as_json=json, once=once))
 
 
 def is_drawable(console: Console) -> bool:
