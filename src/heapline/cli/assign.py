@@ -39,20 +39,10 @@ MOVES_KEPT = 1000
 OTHER_LINES = 9  # lines of a screen that are not workers: head, column names, moves, rules
 LATE_SECONDS = 3.0  # without a heartbeat, until a worker is shown as silent
 
-app = CommandGroup(
-    """Watch worker pools that share partitions (heapline.assign).
-
-    Example:  [cyan]heapline assign watch --nats nats://127.0.0.1:4222[/cyan]
-    """
-)
+app = CommandGroup("assign", example="assign watch --nats nats://127.0.0.1:4222")
 
 
-@app.callback()
-def assign() -> None:
-    """Keep `watch` a subcommand, although it is the only one."""
-
-
-@app.command()
+@app.command(example="--nats nats://127.0.0.1:4222 --once --json")
 def watch(
     nats: Annotated[
         str, "URL of a NATS server, or several separated by commas.", Env("HEAPLINE_NATS_URL")
@@ -62,8 +52,6 @@ def watch(
     as_json: JsonOption = False,
 ) -> None:
     """Show workers live: their leader, their partitions, and what moves. Stop with Ctrl-C.
-
-    Example:  [cyan]heapline assign watch --nats nats://127.0.0.1:4222 --once --json[/cyan]
 
     The state may be a few seconds old: it is for people, not for programs that make decisions.
     """

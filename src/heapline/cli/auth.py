@@ -41,27 +41,17 @@ PasswordFileOption = Annotated[
 ]
 
 keys_app = CommandGroup(
-    """Create, list and revoke API keys. A key's scopes say which topics it may produce to, consume from or administer.
-
-    Example:  [cyan]heapline keys create --name billing --scope "orders/*:produce"[/cyan]
-
-    A server that runs on the same directory notices every change within a second.
-    """
+    "keys",
+    example='keys create --name billing --scope "orders/*:produce"',
+    more="""A key's scopes say which topics it may produce to, consume from or administer. A server that runs on the
+    same directory notices every change within a second.""",
 )
 users_app = CommandGroup(
-    """Manage users, who log in with email and password. A login returns a short-lived token.
-
-    Example:  [cyan]heapline users add ada@example.org --scope "*:admin"[/cyan]
-
-    Any change to a user revokes that user's tokens.
-    """
+    "users",
+    example='users add ada@example.org --scope "*:admin"',
+    more="A login returns a short-lived token. Any change to a user revokes that user's tokens.",
 )
-certs_app = CommandGroup(
-    """Create certificates for TLS and mTLS.
-
-    Example:  [cyan]heapline certs dev certs[/cyan]
-    """
-)
+certs_app = CommandGroup("certs", example="certs dev certs")
 
 
 class AuthFiles:
@@ -106,15 +96,13 @@ def _fields(*names: str) -> Callable[[object], dict[str, object]]:
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
-@keys_app.command("create")
+@keys_app.command("create", example='--name worker --scope "orders/*:consume" --scope "jobs:produce,consume"')
 def create_key_command(
     name: Annotated[str, "-n", "Purpose of the key, shown in lists."],
     scope: ScopeOption,
     data: DataOption = DATA,
 ) -> None:
     """Create a key and print its secret once. It cannot be printed again, because only its hash is stored.
-
-    Example:  [cyan]heapline keys create --name worker --scope "orders/*:consume" --scope "jobs:produce,consume"[/cyan]
 
     Write it to a file:  [cyan](umask 077; heapline keys create -n worker -s "jobs:consume" > worker.key)[/cyan]
     """
@@ -126,12 +114,9 @@ def create_key_command(
     typer.echo(secret.reveal())
 
 
-@keys_app.command("list")
+@keys_app.command("list", example="--data data")
 def list_keys_command(data: DataOption = DATA, as_json: JsonOption = False) -> None:
-    """List all keys, their scopes, and when each was last used (to the minute).
-
-    Example:  [cyan]heapline keys list --data data[/cyan]
-    """
+    """List all keys, their scopes, and when each was last used (to the minute)."""
     Output(as_json).table(
         open_auth(data).keys.list(),
         ("id", "name", "scopes", "created", "last used", "state"),
@@ -149,14 +134,11 @@ def list_keys_command(data: DataOption = DATA, as_json: JsonOption = False) -> N
     )
 
 
-@keys_app.command("revoke")
+@keys_app.command("revoke", example="9f86d081884c7d65")
 def revoke_key_command(
     key_id: Annotated[str, typer.Argument(help="Id of the key, as `list` shows it.")], data: DataOption = DATA
 ) -> None:
-    """Revoke a key permanently, and end its open streams. Revoking it again changes nothing.
-
-    Example:  [cyan]heapline keys revoke 9f86d081884c7d65[/cyan]
-    """
+    """Revoke a key permanently, and end its open streams. Revoking it again changes nothing."""
     auth = open_auth(data)
     with auth.audited("keys.revoke") as about:
         record = auth.keys.revoke(key_id)
@@ -167,24 +149,18 @@ def revoke_key_command(
 # -- users -------------------------------------------------------------------------------------------------------------
 
 
-@users_app.command("add")
+@users_app.command("add", example='ada@example.org --scope "orders/*:produce,consume"')
 def add_user_command(
     email: EmailArgument, scope: ScopeOption, data: DataOption = DATA, password_file: PasswordFileOption = None
 ) -> None:
-    """Add a user. Asks for the password.
-
-    Example:  [cyan]heapline users add ada@example.org --scope "orders/*:produce,consume"[/cyan]
-    """
+    """Add a user. Asks for the password."""
     password = _password(password_file, open_auth(data))
     _change("users.add", data, email, lambda users: users.add(email, password, scope), "added user {}")
 
 
-@users_app.command("list")
+@users_app.command("list", example="--data data")
 def list_users_command(data: DataOption = DATA, as_json: JsonOption = False) -> None:
-    """List all users with their scopes.
-
-    Example:  [cyan]heapline users list --data data[/cyan]
-    """
+    """List all users with their scopes."""
     Output(as_json).table(
         open_auth(data).users.list(),
         ("email", "scopes", "created", "state"),
@@ -200,42 +176,30 @@ def list_users_command(data: DataOption = DATA, as_json: JsonOption = False) -> 
     )
 
 
-@users_app.command("disable")
+@users_app.command("disable", example="ada@example.org")
 def disable_user_command(email: EmailArgument, data: DataOption = DATA) -> None:
-    """Disable a user, and revoke the user's tokens immediately.
-
-    Example:  [cyan]heapline users disable ada@example.org[/cyan]
-    """
+    """Disable a user, and revoke the user's tokens immediately."""
     _change("users.disable", data, email, lambda users: users.change(email, disabled=True), "disabled user {}")
 
 
-@users_app.command("enable")
+@users_app.command("enable", example="ada@example.org")
 def enable_user_command(email: EmailArgument, data: DataOption = DATA) -> None:
-    """Enable a disabled user.
-
-    Example:  [cyan]heapline users enable ada@example.org[/cyan]
-    """
+    """Enable a disabled user."""
     _change("users.enable", data, email, lambda users: users.change(email, disabled=False), "enabled user {}")
 
 
-@users_app.command("password")
+@users_app.command("password", example="ada@example.org")
 def password_command(email: EmailArgument, data: DataOption = DATA, password_file: PasswordFileOption = None) -> None:
-    """Change the password of a user. Asks for it.
-
-    Example:  [cyan]heapline users password ada@example.org[/cyan]
-    """
+    """Change the password of a user. Asks for it."""
     password = _password(password_file, open_auth(data))
     _change(
         "users.password", data, email, lambda users: users.change(email, password=password), "changed password of {}"
     )
 
 
-@users_app.command("scopes")
+@users_app.command("scopes", example='ada@example.org --scope "orders/*:consume"')
 def scopes_command(email: EmailArgument, scope: ScopeOption, data: DataOption = DATA) -> None:
-    """Replace the scopes of a user.
-
-    Example:  [cyan]heapline users scopes ada@example.org --scope "orders/*:consume"[/cyan]
-    """
+    """Replace the scopes of a user."""
     _change("users.scopes", data, email, lambda users: users.change(email, scopes=scope), "changed scopes of {}")
 
 
@@ -266,12 +230,7 @@ def _state(ended_at: int | None, state: str) -> str:
 # -- certificates ------------------------------------------------------------------------------------------------------
 
 
-@certs_app.callback()
-def certs() -> None:
-    """Keep `dev` a subcommand, although it is the only one."""
-
-
-@certs_app.command("dev")
+@certs_app.command("dev", example="certs --host queue.internal")
 def dev_command(
     directory: Annotated[Path, typer.Argument(help="Target directory; created if it does not exist.")],
     host: Annotated[list[str] | None, "Additional name or address of the server; repeatable."] = None,
@@ -279,8 +238,6 @@ def dev_command(
     """Create a development CA, and a server and a client certificate signed by it (mode 0600, valid for a year).
 
     Valid for localhost, 127.0.0.1 and ::1. The CA's own key is not stored, so it cannot sign more certificates.
-
-    Example:  [cyan]heapline certs dev certs --host queue.internal[/cyan]
     """
     console = make_console()
     for path in make_dev_certs(directory, SystemClock().wall_ms(), host or ()):

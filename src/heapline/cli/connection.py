@@ -145,10 +145,10 @@ class NetworkGroup(CommandGroup):
     """A group of commands that call a server."""
 
     def call(
-        self, name: str, json: str, **parts: Callable[..., Any]
+        self, name: str, json: str, example: str | None = None, **parts: Callable[..., Any]
     ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
         """Register a command of the group: see `over_network`."""
-        return lambda command: self.command(name)(over_network(json, **parts)(command))
+        return lambda command: self.command(name, example=example)(over_network(json, **parts)(command))
 
 
 def run_on(work: Callable[[Any], Coroutine[Any, Any, None]], settings: Settings) -> None:

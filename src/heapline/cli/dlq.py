@@ -42,14 +42,13 @@ def _filter(
 
 
 app = NetworkGroup(
-    """List, replay and delete dead letters: messages that have no retries left, or that were buried.
-
-    Example:  [cyan]heapline dlq list jobs --reason timeout[/cyan]
-    """
+    "dlq",
+    example="dlq list jobs --reason timeout",
+    more="A dead letter is a message that has no retries left, or that was buried.",
 )
 
 
-@app.call("list", json=JSON_HELP, where=_filter)
+@app.call("list", example="jobs --died-after 1h", json=JSON_HELP, where=_filter)
 async def list_command(
     hl: Broker,
     out: Output,
@@ -57,10 +56,7 @@ async def list_command(
     topic: TopicArgument,
     limit: Annotated[int, "-n", "Maximum number of dead letters.", Meta(ge=1)] = 100,
 ) -> None:
-    """List the dead letters of a topic and why they died, oldest first.
-
-    Example:  [cyan]heapline dlq list jobs --died-after 1h[/cyan]
-    """
+    """List the dead letters of a topic and why they died, oldest first."""
     infos = await hl.dlq_list(topic, limit, where=where)
     empty = f"{bold(topic)} has no {'matching ' if where else ''}dead letters"
     out.rows(infos, lambda infos: messages_table(out.console, infos, dead=True), empty=empty, json=message_json)
@@ -68,7 +64,7 @@ async def list_command(
         out.console.print(f"[dim]there may be more; use --limit {limit * 10}[/dim]")
 
 
-@app.call("replay", json=COUNT_JSON, where=_filter)
+@app.call("replay", example="jobs --all --rate 50", json=COUNT_JSON, where=_filter)
 async def replay_command(
     hl: Broker,
     out: Output,
@@ -78,10 +74,7 @@ async def replay_command(
     everything: AllOption = False,
     rate: Annotated[float | None, "Maximum number that become due per second."] = None,
 ) -> None:
-    """Return dead letters to their topic, with all their retries.
-
-    Example:  [cyan]heapline dlq replay jobs --all --rate 50[/cyan]
-    """
+    """Return dead letters to their topic, with all their retries."""
     _check_chosen("replay", topic, ids, everything, where)
     replayed = await hl.dlq_replay(topic, ids or None, where=where, rate=rate)
     out.row({"count": replayed}, f"{counted(replayed, 'dead letter')} replayed into {bold(topic)}")
@@ -93,7 +86,7 @@ async def replay_command(
         )
 
 
-@app.call("delete", json=COUNT_JSON, where=_filter)
+@app.call("delete", example="jobs --died-before 30d", json=COUNT_JSON, where=_filter)
 async def delete_command(
     hl: Broker,
     out: Output,
@@ -103,10 +96,7 @@ async def delete_command(
     everything: AllOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Delete dead letters permanently. Asks first.
-
-    Example:  [cyan]heapline dlq delete jobs --died-before 30d[/cyan]
-    """
+    """Delete dead letters permanently. Asks first."""
     _check_chosen("delete", topic, ids, everything, where)
     where = DlqFilter() if everything else where  # an empty filter matches all letters, explicitly
     if not yes:

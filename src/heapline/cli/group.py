@@ -40,18 +40,15 @@ RowsArgument = Annotated[list[str] | None, typer.Argument(metavar="P:OFFSET", he
 AllOption = Annotated[bool, "--all", "All dead letters of the group."]
 
 app = NetworkGroup(
-    """Manage consumer groups. Each group reads every message of a topic in due order, and can rewind.
-
-    Groups do not affect workers that pop. Reading also creates a group:
-
-    Example:  [cyan]heapline group read jobs --group billing[/cyan]
-    """
+    "group",
+    example="group read jobs --group billing",
+    more="""Each group reads every message of a topic in due order, and can rewind. Reading also creates a group.
+    Groups do not affect workers that pop.""",
 )
 dead_app = NetworkGroup(
-    """List, replay and delete the rows that a group failed too often.
-
-    Example:  [cyan]heapline group dead list jobs billing[/cyan]
-    """
+    "group dead",
+    example="group dead list jobs billing",
+    help="List, replay and delete the rows that a group failed too often.",
 )
 app.add_typer(dead_app, name="dead")
 
@@ -61,6 +58,7 @@ app.add_typer(dead_app, name="dead")
 
 @app.call(
     "read",
+    example="jobs --group billing",
     json="one object per row: partition, offset, message_id, attempts, priority, enqueued_at, key, headers, "
     "payload_text or payload.",
 )
@@ -79,8 +77,6 @@ async def read_command(
     start: Annotated[Position, f"Where a new group starts: {POSITION_HELP}."] = "earliest",
 ) -> None:
     """Read a topic as a member of a group: rows in due order, each acked after it is printed.
-
-    Example:  [cyan]heapline group read jobs --group billing[/cyan]
 
     Follow it:  [cyan]heapline group read jobs -g billing -f --json | my-program[/cyan]
 
@@ -172,7 +168,7 @@ def group_settings(
     return {name: value for name, value in locals().items() if value is not None}
 
 
-@app.call("create", json=GROUP_JSON, settings=group_settings)
+@app.call("create", example="jobs billing --start latest", json=GROUP_JSON, settings=group_settings)
 async def create_command(
     hl: Broker,
     out: Output,
@@ -183,8 +179,6 @@ async def create_command(
 ) -> None:
     """Create a group. Running it again with the same settings changes nothing.
 
-    Example:  [cyan]heapline group create jobs billing --start latest[/cyan]
-
     Start yesterday, with a minute per row:
     [cyan]heapline group create jobs audit --start 1d --ack-timeout 1m[/cyan]
     """
@@ -194,39 +188,30 @@ async def create_command(
         out.console.print(f"[dim]read it with:  heapline group read {info.topic} --group {escape(info.name)}[/dim]")
 
 
-@app.call("list", json=GROUP_JSON)
+@app.call("list", example="jobs", json=GROUP_JSON)
 async def list_command(hl: Broker, out: Output, topic: TopicArgument) -> None:
-    """List the groups of a topic, and how far behind each is.
-
-    Example:  [cyan]heapline group list jobs[/cyan]
-    """
+    """List the groups of a topic, and how far behind each is."""
     infos = sorted(await hl.list_groups(topic), key=lambda info: info.name)
     names = ("group", "lag", "out", "dead", "members", "state", "used")
     empty = f"{bold(topic)} has no groups; create one with:  heapline group create {escape(topic)} NAME"
     out.table(infos, names, _cells, right=(1, 2, 3, 4), empty=empty, json=to_json)
 
 
-@app.call("show", json=GROUP_JSON)
+@app.call("show", example="jobs billing", json=GROUP_JSON)
 async def show_command(hl: Broker, out: Output, topic: TopicArgument, group: GroupArgument) -> None:
-    """Show a group: its lag, its settings, and its members with their partitions.
-
-    Example:  [cyan]heapline group show jobs billing[/cyan]
-    """
+    """Show a group: its lag, its settings, and its members with their partitions."""
     info = await hl.get_group(topic, group)
     title = escape(f"{info.name} of {info.topic}")
     out.row(to_json(info), facts_table(title, _facts(info)), _offsets_table(info.offsets))
 
 
-@app.call("offsets", json=OFFSETS_JSON)
+@app.call("offsets", example="jobs billing", json=OFFSETS_JSON)
 async def offsets_command(hl: Broker, out: Output, topic: TopicArgument, group: GroupArgument) -> None:
-    """Show how far a group has read each partition, and which member reads it.
-
-    Example:  [cyan]heapline group offsets jobs billing[/cyan]
-    """
+    """Show how far a group has read each partition, and which member reads it."""
     out.rows(await hl.group_offsets(topic, group), _offsets_table, empty="")
 
 
-@app.call("reset", json=OFFSETS_JSON)
+@app.call("reset", example="jobs billing --where earliest", json=OFFSETS_JSON)
 async def reset_command(
     hl: Broker,
     out: Output,
@@ -240,8 +225,6 @@ async def reset_command(
 
     Moved back, the group reads rows again. Moved forward, it never reads the rows that it skips.
 
-    Example:  [cyan]heapline group reset jobs billing --where earliest[/cyan]
-
     An hour back:  [cyan]heapline group reset jobs billing --where 1h[/cyan]
     """
     if not yes:
@@ -251,14 +234,11 @@ async def reset_command(
     out.rows(offsets, _offsets_table, empty="")
 
 
-@app.call("delete", json='{"topic": NAME, "group": NAME, "deleted": true}.')
+@app.call("delete", example="jobs billing", json='{"topic": NAME, "group": NAME, "deleted": true}.')
 async def delete_command(
     hl: Broker, out: Output, topic: TopicArgument, group: GroupArgument, yes: YesOption = False
 ) -> None:
-    """Delete a group with its offsets and dead letters. The topic and its messages stay. Asks first.
-
-    Example:  [cyan]heapline group delete jobs billing[/cyan]
-    """
+    """Delete a group with its offsets and dead letters. The topic and its messages stay. Asks first."""
     info = await hl.get_group(topic, group)
     members = f", {counted(len(info.members), 'active member')}" if info.members else ""
     confirm(f"Delete group {info.name} of {info.topic} ({_lag_summary(info)}{members})?", yes)
@@ -270,7 +250,7 @@ async def delete_command(
 # -- dead letters ------------------------------------------------------------------------------------------------------
 
 
-@dead_app.call("list", json=DEAD_JSON)
+@dead_app.call("list", example="jobs billing", json=DEAD_JSON)
 async def dead_list_command(
     hl: Broker,
     out: Output,
@@ -278,10 +258,7 @@ async def dead_list_command(
     group: GroupArgument,
     limit: Annotated[int, "-n", "Maximum number of rows.", Meta(ge=1)] = 100,
 ) -> None:
-    """List the dead letters of a group, and why they failed.
-
-    Example:  [cyan]heapline group dead list jobs billing[/cyan]
-    """
+    """List the dead letters of a group, and why they failed."""
     letters = await hl.group_dead_list(topic, group, limit)
     empty = f"group {bold(group)} of {escape(topic)} has no dead letters"
     names = ("row", "message_id", "tries", "died", "reason", "payload")
@@ -290,7 +267,7 @@ async def dead_list_command(
         out.console.print(f"[dim]there may be more; use --limit {limit * 10}[/dim]")
 
 
-@dead_app.call("replay", json=COUNT_JSON)
+@dead_app.call("replay", example="jobs billing --all", json=COUNT_JSON)
 async def dead_replay_command(
     hl: Broker,
     out: Output,
@@ -299,10 +276,7 @@ async def dead_replay_command(
     rows: RowsArgument = None,
     everything: AllOption = False,
 ) -> None:
-    """Deliver dead letters of a group to it again, with all their retries.
-
-    Example:  [cyan]heapline group dead replay jobs billing --all[/cyan]
-    """
+    """Deliver dead letters of a group to it again, with all their retries."""
     named = _chosen("replay", topic, group, rows, everything)
     replayed = await hl.group_dead_replay(topic, group, named)
     out.row({"count": replayed}, f"{counted(replayed, 'row')} will be delivered to group {bold(group)} again")
@@ -314,7 +288,7 @@ async def dead_replay_command(
         )
 
 
-@dead_app.call("delete", json=COUNT_JSON)
+@dead_app.call("delete", example="jobs billing 0:17", json=COUNT_JSON)
 async def dead_delete_command(
     hl: Broker,
     out: Output,
@@ -324,10 +298,7 @@ async def dead_delete_command(
     everything: AllOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Delete dead letters of a group permanently. The topic's messages stay. Asks first.
-
-    Example:  [cyan]heapline group dead delete jobs billing 0:17[/cyan]
-    """
+    """Delete dead letters of a group permanently. The topic's messages stay. Asks first."""
     named = _chosen("delete", topic, group, rows, everything)
     which = "all dead letters" if everything else counted(len(set(rows or ())), "row")
     confirm(f"Permanently delete {which} of group {group} of {topic}?", yes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -83,14 +84,32 @@ class Group(_FlagHelp, TyperGroup):
 
 
 class CommandGroup(typer.Typer):
-    """A typer app for a group of commands, with the settings that all groups share."""
+    """A group of commands, with the settings that all groups share. `example` follows `heapline` in its help.
 
-    def __init__(self, help: str, cls: type[Group] = Group) -> None:
-        super().__init__(cls=cls, add_completion=False, no_args_is_help=True, rich_markup_mode="rich", help=help)
+    The help of a subcommand's group begins with the sentence in SUBCOMMANDS; `more` follows. Others give their `help`.
+    """
 
-    def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
-        register = super().command(name, cls=Command, **options)
-        return lambda function: register(declare(function))
+    def __init__(self, path: str, example: str, more: str = "", help: str = "", cls: type[Group] = Group) -> None:
+        self._path = path
+        text = with_example(f"{help or SUBCOMMANDS[path].help}\n\n{inspect.cleandoc(more)}", example)
+        super().__init__(cls=cls, add_completion=False, no_args_is_help=True, rich_markup_mode="rich", help=text)
+        self.callback()(lambda: None)  # otherwise a group of one command would be that command
+
+    def command(self, name: str | None = None, *, example: str | None = None, **options: Any) -> Callable[[F], F]:
+        """Register a command. `example` is its arguments in an example; None if its docstring has one."""
+
+        def register(function: F) -> F:
+            called, help = name or function.__name__, inspect.cleandoc(function.__doc__ or "")
+            help = help if example is None else with_example(help, f"{self._path} {called} {example}".rstrip())
+            return super(CommandGroup, self).command(called, cls=Command, help=help, **options)(declare(function))
+
+        return register
+
+
+def with_example(help: str, arguments: str) -> str:
+    """Insert an example after the first paragraph of a help text."""
+    first, _, rest = help.partition("\n\n")
+    return f"{first}\n\nExample:  [cyan]heapline {arguments}[/cyan]\n\n{rest}".rstrip()
 
 
 def command_of(target: Any, name: str) -> Any:

@@ -23,18 +23,13 @@ from heapline.contract.errors import BadRequest
 T = TypeVar("T")
 REFUSED_SHOWN = 20
 
-app = CommandGroup(
-    """Relay messages that were written in a database transaction.
-
-    Example:  [cyan]heapline outbox relay --database postgresql+psycopg://app@db/app --to queue:7400[/cyan]
-    """
-)
+app = CommandGroup("outbox", example="outbox relay --database postgresql+psycopg://app@db/app --to queue:7400")
 DatabaseOption = Annotated[
     str, "--database", "SQLAlchemy URL: postgresql+psycopg://…, sqlite:///…", Env("HEAPLINE_OUTBOX_DATABASE")
 ]
 
 
-@app.command()
+@app.command(example="--database postgresql+psycopg://app@db/app --to queue:7400")
 def relay(
     database: DatabaseOption,
     to: Annotated[Address | None, f"{TO_HELP} Default: HEAPLINE_URL, or localhost:7400.", SERVER] = None,
@@ -46,8 +41,6 @@ def relay(
     batch_rows: Annotated[int, "Rows per call."] = 200,
 ) -> None:
     """Relay messages of committed transactions to the broker, each exactly once.
-
-    Example:  [cyan]heapline outbox relay --database postgresql+psycopg://app@db/app --to queue:7400[/cyan]
 
     Several relays can run. SIGTERM or Ctrl-C stops one; [bold]kill -9[/bold] is safe too.
     """
@@ -64,12 +57,9 @@ def relay(
     typer.echo(f"{relayed} messages relayed")
 
 
-@app.command()
+@app.command(example="--database sqlite:///shop.db")
 def init(database: DatabaseOption) -> None:
-    """Create the two tables of the outbox, if they do not exist.
-
-    Example:  [cyan]heapline outbox init --database sqlite:///shop.db[/cyan]
-    """
+    """Create the two tables of the outbox, if they do not exist."""
     _need_sqlalchemy()
     from heapline.outbox import create_tables
 
@@ -77,12 +67,9 @@ def init(database: DatabaseOption) -> None:
     typer.echo("tables heapline_outbox and heapline_outbox_lane exist")
 
 
-@app.command()
+@app.command(example="--database sqlite:///shop.db")
 def status(database: DatabaseOption, as_json: JsonOption = False) -> None:
-    """Show how many rows wait, are in progress, or were refused, and why.
-
-    Example:  [cyan]heapline outbox status --database sqlite:///shop.db[/cyan]
-    """
+    """Show how many rows wait, are in progress, or were refused, and why."""
     _need_sqlalchemy()
     from heapline.outbox.sql import counts, refused
 
@@ -99,7 +86,7 @@ def status(database: DatabaseOption, as_json: JsonOption = False) -> None:
         typer.echo("no rows are waiting")
 
 
-@app.command()
+@app.command(example="--database sqlite:///shop.db --all --topic bills")
 def retry(
     database: DatabaseOption,
     rows: Annotated[list[int] | None, typer.Argument(help="Ids of refused rows, as status shows them.")] = None,
@@ -107,8 +94,6 @@ def retry(
     topic: Annotated[str | None, "Only rows for this topic."] = None,
 ) -> None:
     """Send refused rows again, after you have fixed the reason.
-
-    Example:  [cyan]heapline outbox retry --database sqlite:///shop.db --all --topic bills[/cyan]
 
     A row that may have been enqueued is sent again only if you name it. Check the topic first.
     """

@@ -66,19 +66,21 @@ def _selection(
 
 
 app = NetworkGroup(
-    """Read past messages of a topic, or enqueue them again.
+    "replay",
+    example="replay read jobs --start 1h",
+    more="""The stream of a topic has one row for each message, at the position where the message became due.
 
-    The stream of a topic has one row for each message, at the position where the message became due.
-
-    Read the last hour:  [cyan]heapline replay read jobs --start 1h[/cyan]
-
-    Enqueue it in another topic, each message exactly once:
-    [cyan]heapline replay start monday jobs --into jobs-again --start 1h --follow[/cyan]
-    """
+    Enqueue the last hour in another topic, each message exactly once:
+    [cyan]heapline replay start monday jobs --into jobs-again --start 1h --follow[/cyan]""",
 )
 
 
-@app.call("read", json="one object per row, with the names of the HTTP API.", selection=_selection)
+@app.call(
+    "read",
+    example="jobs --start 2h --header kind=order -n 20",
+    json="one object per row, with the names of the HTTP API.",
+    selection=_selection,
+)
 async def read_command(
     hl: Broker,
     out: Output,
@@ -87,10 +89,7 @@ async def read_command(
     checkpoint: Annotated[str | None, "Continue where the last read with this name ended.", Value("NAME")] = None,
     limit: Annotated[int | None, "-n", "Maximum number of rows.", Meta(ge=1)] = None,
 ) -> None:
-    """Read the stream of a topic. Nothing is leased or changed.
-
-    Example:  [cyan]heapline replay read jobs --start 2h --header kind=order -n 20[/cyan]
-    """
+    """Read the stream of a topic. Nothing is leased or changed."""
     rows = hl.replay(topic, checkpoint=checkpoint, **selection)
     number = 0
     async with contextlib.aclosing(cast(Any, rows)):
@@ -103,7 +102,12 @@ async def read_command(
         out.console.print(f"{bold(topic)} has no matching rows")
 
 
-@app.call("start", json=INFO_JSON, selection=_selection)
+@app.call(
+    "start",
+    example="monday jobs --into jobs-again --start 1h --rate 500 --follow",
+    json=INFO_JSON,
+    selection=_selection,
+)
 async def start_command(
     hl: Broker,
     out: Output,
@@ -121,40 +125,29 @@ async def start_command(
 
     The headers of a message say where it came from. Repeating the command returns the same replay. "An hour ago" means
     another time on each run, so use --start 2030-01-31T12:00:00Z to repeat it.
-
-    Example:  [cyan]heapline replay start monday jobs --into jobs-again --start 1h --rate 500 --follow[/cyan]
     """
     target = {"priority": priority, "delay": delay, "deliver_at": deliver_at, "keep_due": keep_due}
     info = await hl.start_replay(name, topic, into=into, **selection, **target)  # type: ignore[arg-type]
     await _report(hl, out, info, follow)
 
 
-@app.call("list", json=INFO_JSON)
+@app.call("list", example="", json=INFO_JSON)
 async def list_command(hl: Broker, out: Output) -> None:
-    """List the replays that are running or have recently ended.
-
-    Example:  [cyan]heapline replay list[/cyan]
-    """
+    """List the replays that are running or have recently ended."""
     names = ("name", "from", "into", "state", "done", "replayed", "skipped", "started")
     empty = "there are no replays; see [cyan]heapline replay start --help[/cyan]"
     out.table(await hl.list_replays(), names, _cells, right=(4, 5, 6), empty=empty)
 
 
-@app.call("show", json=INFO_JSON)
+@app.call("show", example="monday --follow", json=INFO_JSON)
 async def show_command(hl: Broker, out: Output, name: NameArgument, follow: FollowOption = False) -> None:
-    """Show the progress of a replay, and what it waits for.
-
-    Example:  [cyan]heapline replay show monday --follow[/cyan]
-    """
+    """Show the progress of a replay, and what it waits for."""
     await _report(hl, out, await hl.get_replay(name), follow)
 
 
-@app.call("cancel", json=INFO_JSON)
+@app.call("cancel", example="monday", json=INFO_JSON)
 async def cancel_command(hl: Broker, out: Output, name: NameArgument) -> None:
-    """Cancel a replay. Messages that it has enqueued stay.
-
-    Example:  [cyan]heapline replay cancel monday[/cyan]
-    """
+    """Cancel a replay. Messages that it has enqueued stay."""
     await _report(hl, out, await hl.cancel_replay(name), False)
 
 

@@ -35,12 +35,7 @@ CRON_HELP = (
 )
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Schedule name, or namespace/name.")]
 
-app = NetworkGroup(
-    """Manage schedules: messages enqueued at times of day or at intervals.
-
-    Example:  [cyan]heapline schedule create nightly jobs report --cron "0 3 * * *" --tz Europe/Berlin[/cyan]
-    """
-)
+app = NetworkGroup("schedule", example='schedule create nightly jobs report --cron "0 3 * * *" --tz Europe/Berlin')
 
 
 def firing(
@@ -88,12 +83,9 @@ async def create_command(
     out.row(_json(info), text, *_next_firing(info))
 
 
-@app.call("list", json=JSON_HELP)
+@app.call("list", example="", json=JSON_HELP)
 async def list_command(hl: Broker, out: Output) -> None:
-    """List all schedules, and when each fires next in your time zone.
-
-    Example:  [cyan]heapline schedule list[/cyan]
-    """
+    """List all schedules, and when each fires next in your time zone."""
     infos = await hl.list_schedules()
     names = ("schedule", "topic", "when", "state", "next", "fired")
     empty = (
@@ -106,42 +98,30 @@ async def list_command(hl: Broker, out: Output) -> None:
             out.console.print(Text.assemble((info.name, "bold"), " does not fire: ", harmless(info.problem)))
 
 
-@app.call("show", json=JSON_HELP)
+@app.call("show", example="nightly", json=JSON_HELP)
 async def show_command(hl: Broker, out: Output, name: NameArgument) -> None:
-    """Show one schedule: when it fires, what it enqueues, and its state.
-
-    Example:  [cyan]heapline schedule show nightly[/cyan]
-    """
+    """Show one schedule: when it fires, what it enqueues, and its state."""
     info = await hl.get_schedule(name)
     out.row(_json(info), facts_table(escape(info.name), _facts(info)))
 
 
-@app.call("pause", json=JSON_HELP)
+@app.call("pause", example="nightly", json=JSON_HELP)
 async def pause_command(hl: Broker, out: Output, name: NameArgument) -> None:
-    """Stop a schedule until it is resumed, across restarts of the server.
-
-    Example:  [cyan]heapline schedule pause nightly[/cyan]
-    """
+    """Stop a schedule until it is resumed, across restarts of the server."""
     info = await hl.pause_schedule(name)
     out.row(_json(info), f"schedule {bold(info.name)} is paused", *_next_firing(info))
 
 
-@app.call("resume", json=JSON_HELP)
+@app.call("resume", example="nightly", json=JSON_HELP)
 async def resume_command(hl: Broker, out: Output, name: NameArgument) -> None:
-    """Resume a paused schedule. Firings missed during the pause are not made up.
-
-    Example:  [cyan]heapline schedule resume nightly[/cyan]
-    """
+    """Resume a paused schedule. Firings missed during the pause are not made up."""
     info = await hl.resume_schedule(name)
     out.row(_json(info), f"schedule {bold(info.name)} is active", *_next_firing(info))
 
 
-@app.call("delete", json='{"name": NAME, "deleted": true}.')
+@app.call("delete", example="nightly", json='{"name": NAME, "deleted": true}.')
 async def delete_command(hl: Broker, out: Output, name: NameArgument, yes: YesOption = False) -> None:
-    """Delete a schedule. Messages that it has enqueued stay in the topic. Asks first.
-
-    Example:  [cyan]heapline schedule delete nightly[/cyan]
-    """
+    """Delete a schedule. Messages that it has enqueued stay in the topic. Asks first."""
     info = await hl.get_schedule(name)
     confirm(f"Delete schedule {info.name}, which enqueues into {info.topic} {_timing(info)}?", yes)
     await hl.delete_schedule(name)

@@ -15,22 +15,17 @@ from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest
 
 app = NetworkGroup(
-    """List and reset the sinks that write to a server, such as Spark streams.
-
-    A sink commits rows with increasing versions. Repeating a commit, or an earlier one, changes nothing.
-
-    Example:  [cyan]heapline sink list[/cyan]
-    """
+    "sink",
+    example="sink list",
+    more="A sink commits rows with increasing versions. Repeating a commit, or an earlier one, changes nothing.",
 )
 
 
-@app.call("list", json="one object per sink: name, version, batch_id, messages, topics, committed_at.")
+@app.call("list", example="", json="one object per sink: name, version, batch_id, messages, topics, committed_at.")
 async def list_command(hl: Broker, out: Output) -> None:
     """List all sinks with their last commit.
 
     The sink of a Spark query is [bold]query:ID[/bold], that of a write with txnAppId [bold]txn:ID@TOPIC[/bold].
-
-    Example:  [cyan]heapline sink list[/cyan]
     """
     out.table(
         await hl.list_sinks(),
@@ -41,7 +36,7 @@ async def list_command(hl: Broker, out: Output) -> None:
     )
 
 
-@app.call("forget", json='{"name": NAME, "forgotten": true}.')
+@app.call("forget", example="txn:nightly-load@orders", json='{"name": NAME, "forgotten": true}.')
 async def forget_command(
     hl: Broker,
     out: Output,
@@ -51,8 +46,6 @@ async def forget_command(
     """Forget the last commit of a sink, so that its versions can start again. Asks first.
 
     A client that still repeats a commit of this sink, as a Spark query does after a crash, then duplicates messages.
-
-    Example:  [cyan]heapline sink forget txn:nightly-load@orders[/cyan]
     """
     versions = {sink.name: sink.version for sink in await hl.list_sinks()}
     if name not in versions:

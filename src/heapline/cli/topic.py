@@ -182,19 +182,12 @@ changed_topic = with_signature(lambda **values: _given(values), _options(updatin
 
 # -- commands ----------------------------------------------------------------------------------------------------------
 
-app = NetworkGroup(
-    """Create, inspect, change and delete topics.
-
-    Example:  [cyan]heapline topic create jobs && heapline put jobs hello && heapline topic list[/cyan]
-    """
-)
+app = NetworkGroup("topic", example="topic create jobs && heapline put jobs hello && heapline topic list")
 
 
-@app.call("create", json=JSON_HELP, settings=new_topic)
+@app.call("create", example="jobs", json=JSON_HELP, settings=new_topic)
 async def create_command(hl: Broker, out: Output, settings: dict[str, Any], topic: TopicArgument) -> None:
     """Create a topic. Running it again with the same settings changes nothing.
-
-    Example:  [cyan]heapline topic create jobs[/cyan]
 
     Largest priority first, leases of a minute, dead after three retries:
     [cyan]heapline topic create mail --mode max --visibility-default 1m --max-retries-default 3[/cyan]
@@ -207,12 +200,9 @@ async def create_command(hl: Broker, out: Output, settings: dict[str, Any], topi
     )
 
 
-@app.call("list", json=JSON_HELP)
+@app.call("list", example="", json=JSON_HELP)
 async def list_command(hl: Broker, out: Output) -> None:
-    """List all topics, and how many messages each holds.
-
-    Example:  [cyan]heapline topic list[/cyan]
-    """
+    """List all topics, and how many messages each holds."""
     infos = sorted(await hl.list_topics(), key=lambda info: info.name)
     all_stats = await asyncio.gather(*(_stats(hl, info.name) for info in infos))
     out.table(
@@ -225,17 +215,14 @@ async def list_command(hl: Broker, out: Output) -> None:
     )
 
 
-@app.call("show", json=JSON_HELP)
+@app.call("show", example="jobs", json=JSON_HELP)
 async def show_command(
     hl: Broker,
     out: Output,
     topic: TopicArgument,
     settings: Annotated[bool, "Show all settings, even those with default values."] = False,
 ) -> None:
-    """Show the state and the settings of a topic.
-
-    Example:  [cyan]heapline topic show jobs[/cyan]
-    """
+    """Show the state and the settings of a topic."""
     info = await _info(hl, topic)
     stats = await _stats(hl, topic)
     tables: list[Table | str] = []
@@ -246,11 +233,9 @@ async def show_command(
     out.row(_json(info, stats), *tables, *_settings_tables(info, everything=settings))
 
 
-@app.call("update", json=JSON_HELP, settings=changed_topic)
+@app.call("update", example="jobs --max-retries-default 5 --backoff-base 10s", json=JSON_HELP, settings=changed_topic)
 async def update_command(hl: Broker, out: Output, settings: dict[str, Any], topic: TopicArgument) -> None:
     """Change settings of a topic. Settings that you omit stay, and delivery continues meanwhile.
-
-    Example:  [cyan]heapline topic update jobs --max-retries-default 5 --backoff-base 10s[/cyan]
 
     Settings that cannot be changed later: --mode, --aging, --fairness, --segment-bytes, --streams.
     """
@@ -264,7 +249,7 @@ async def update_command(hl: Broker, out: Output, settings: dict[str, Any], topi
     out.row(_json(info), table if changed else f"topic {bold(info.name)} already has these settings")
 
 
-@app.call("pause", json='{"topic": NAME, "paused": true, "until": TIME or null}.')
+@app.call("pause", example="jobs", json='{"topic": NAME, "paused": true, "until": TIME or null}.')
 async def pause_command(
     hl: Broker,
     out: Output,
@@ -273,8 +258,6 @@ async def pause_command(
     until: Annotated[Time | None, "Resume automatically at 2030-01-31T12:00:00Z."] = None,
 ) -> None:
     """Stop delivering messages of a topic. You can still enqueue, ack and inspect.
-
-    Example:  [cyan]heapline topic pause jobs[/cyan]
 
     For an hour:  [cyan]heapline topic pause jobs --for 1h[/cyan]
     """
@@ -288,22 +271,16 @@ async def pause_command(
     out.row({"topic": topic, "paused": True, "until": until}, f"topic {bold(topic)} is paused{end}", resume)
 
 
-@app.call("resume", json='{"topic": NAME, "paused": false}.')
+@app.call("resume", example="jobs", json='{"topic": NAME, "paused": false}.')
 async def resume_command(hl: Broker, out: Output, topic: TopicArgument) -> None:
-    """Resume delivery of a paused topic.
-
-    Example:  [cyan]heapline topic resume jobs[/cyan]
-    """
+    """Resume delivery of a paused topic."""
     await hl.resume_topic(topic)
     out.row({"topic": topic, "paused": False}, f"topic {bold(topic)} delivers messages")
 
 
-@app.call("purge", json='{"topic": NAME, "count": NUMBER}.')
+@app.call("purge", example="jobs", json='{"topic": NAME, "count": NUMBER}.')
 async def purge_command(hl: Broker, out: Output, topic: TopicArgument, yes: YesOption = False) -> None:
-    """Remove all ready and delayed messages of a topic. Leased messages and dead letters stay. Asks first.
-
-    Example:  [cyan]heapline topic purge jobs[/cyan]
-    """
+    """Remove all ready and delayed messages of a topic. Leased messages and dead letters stay. Asks first."""
     info = await _info(hl, topic)
     if not yes:
         stats = await _stats(hl, topic)
@@ -315,12 +292,9 @@ async def purge_command(hl: Broker, out: Output, topic: TopicArgument, yes: YesO
     out.row({"topic": info.name, "count": purged}, f"{counted(purged, 'message')} removed from topic {bold(info.name)}")
 
 
-@app.call("delete", json='{"topic": NAME, "deleted": true}.')
+@app.call("delete", example="jobs", json='{"topic": NAME, "deleted": true}.')
 async def delete_command(hl: Broker, out: Output, topic: TopicArgument, yes: YesOption = False) -> None:
-    """Delete a topic permanently, with its messages, dead letters and journal. Asks first.
-
-    Example:  [cyan]heapline topic delete jobs[/cyan]
-    """
+    """Delete a topic permanently, with its messages, dead letters and journal. Asks first."""
     info = await _info(hl, topic)
     if not yes:
         stats = await _stats(hl, topic)

@@ -86,7 +86,7 @@ def test_foreign_text_is_escaped_and_never_markup(text: str) -> None:
 
 
 def run(command: Callable[..., None], *arguments: str) -> Any:
-    group = CommandGroup("Try options.")
+    group = CommandGroup("try", example="try", help="Try options.")
     group.command("other")(lambda: None)
     group.command("try")(command)
     return CliRunner().invoke(group, ["try", *arguments], env={"COLUMNS": "200"})

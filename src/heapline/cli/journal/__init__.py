@@ -41,16 +41,13 @@ PathArgument = Annotated[
 TopicOption = Annotated[str | None, "--topic -t", "Only this topic."]
 
 app = CommandGroup(
-    """Check, inspect and repair the files of a data directory.
-
-    Example:  [cyan]heapline journal verify data[/cyan]
-
-    All commands except [bold]repair[/bold] only read, and may run while a server uses the directory.
-    """
+    "journal",
+    example="journal verify data",
+    more="All commands except [bold]repair[/bold] only read, and may run while a server uses the directory.",
 )
 
 
-@app.command("verify")
+@app.command("verify", example="data --topic jobs")
 def verify_command(
     path: PathArgument,
     topic: TopicOption = None,
@@ -62,8 +59,6 @@ def verify_command(
     """Check every segment, unit, record, snapshot, index and watermark, and the catalog.
 
     Exit code 1 if there is damage. Each finding names the file and the byte, and says what to do.
-
-    Example:  [cyan]heapline journal verify data --topic jobs[/cyan]
     """
     directory = find_topics(path, topic)
     verdicts = _with_progress(directory, "checking", lambda disk, files, _: _verify(disk, directory, files, replay))
@@ -90,12 +85,9 @@ def _verify(disk: Disk, directory: DataDirectory, files: TopicFiles, replay: boo
     return verdict
 
 
-@app.command("stats")
+@app.command("stats", example="data --json")
 def stats_command(path: PathArgument, topic: TopicOption = None, as_json: JsonOption = False) -> None:
-    """Show what the journals contain: segments, bytes, live share, events by kind, times, snapshots.
-
-    Example:  [cyan]heapline journal stats data --json[/cyan]
-    """
+    """Show what the journals contain: segments, bytes, live share, events by kind, times, snapshots."""
     directory = find_topics(path, topic)
     _check_catalog(directory)
     console = make_console()
@@ -106,7 +98,7 @@ def stats_command(path: PathArgument, topic: TopicOption = None, as_json: JsonOp
             show_stats(console, stats)
 
 
-@app.command("dump")
+@app.command("dump", example="data --topic jobs --kind enqueued --limit 20")
 @takes(selection=Selection)
 def dump_command(
     selection: Selection,
@@ -115,10 +107,7 @@ def dump_command(
     limit: Annotated[int | None, "Maximum number of rows.", Meta(ge=1)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the events of a journal, one line per message and event: partition:offset, time, kind, message.
-
-    Example:  [cyan]heapline journal dump data --topic jobs --kind enqueued --limit 20[/cyan]
-    """
+    """Print the events of a journal, one line per message and event: partition:offset, time, kind, message."""
     directory = find_topics(path, topic)
     _check_catalog(directory)
     if len(directory.topics) != 1:
@@ -133,14 +122,12 @@ def dump_command(
         sys.stderr.close()  # the reader of the pipe, such as head, has ended
 
 
-@app.command("repair")
+@app.command("repair", example="data --topic jobs")
 def repair_command(path: PathArgument, topic: TopicOption = None, yes: YesOption = False) -> None:
     """Cut a damaged journal at its first damaged unit, so that the topic can be served again.
 
     Shows first what would be lost, and asks. The cut part is copied to damaged/ in the topic's directory. A journal
     that can be opened is never cut. Exit code 1 if a topic stays damaged.
-
-    Example:  [cyan]heapline journal repair data --topic jobs[/cyan]
     """
     directory = find_topics(path, topic)
     console, disk = make_console(), RealDisk()

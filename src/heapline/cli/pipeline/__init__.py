@@ -22,12 +22,9 @@ class Jobs(Group):
 
 
 app = CommandGroup(
-    r"""Run Spark jobs on the log of a queue, here or on a cluster.
-
-    Needs `pip install 'heapline\[spark-local]'`, or Spark 4.2 or newer with `heapline\[spark,lake]`.
-
-    Example:  [cyan]heapline pipeline audit --path data --topic jobs[/cyan]
-    """,
+    "pipeline",
+    example="pipeline audit --path data --topic jobs",
+    more=r"Needs `pip install 'heapline\[spark-local]'`, or Spark 4.2 or newer with `heapline\[spark,lake]`.",
     cls=Jobs,
 )
 app.add_typer(lake.lake_app, name="lake")

@@ -123,19 +123,13 @@ def _ends(table: Any) -> str:
 # -- lake --------------------------------------------------------------------------------------------------------------
 
 lake_app = CommandGroup(
-    """Inspect and maintain a lake. Needs no Spark.
-
-    Example:  [cyan]heapline pipeline lake show --lake lake[/cyan]
-    """
+    "pipeline lake", example="pipeline lake show --lake lake", help="Inspect and maintain a lake. Needs no Spark."
 )
 
 
-@lake_app.command()
+@lake_app.command(example="--lake lake")
 def show(lake: LakeOption, as_json: JsonOption = False) -> None:
-    """Show the rows, files and days of each topic in a lake, and the offsets it has reached.
-
-    Example:  [cyan]heapline pipeline lake show --lake lake[/cyan]
-    """
+    """Show the rows, files and days of each topic in a lake, and the offsets it has reached."""
     from heapline.spark.lake.maintenance import contents
 
     topics = _with_packages(contents, lake)
@@ -149,7 +143,7 @@ def _days(table: Any) -> str:
     return several if table.days > 1 else table.first_day or "none"
 
 
-@lake_app.command()
+@lake_app.command(example="--lake lake --keep 400d")
 def maintain(
     lake: LakeOption,
     keep: Annotated[Seconds | None, "Drop days older than this, such as 400d. Default: keep all days."] = None,
@@ -161,10 +155,7 @@ def maintain(
     ] = 7 * DAY,
     as_json: JsonOption = False,
 ) -> None:
-    """Join small files, drop old days, and delete unused files. May run beside an archive.
-
-    Example:  [cyan]heapline pipeline lake maintain --lake lake --keep 400d[/cyan]
-    """
+    """Join small files, drop old days, and delete unused files. May run beside an archive."""
     from heapline.spark.lake.maintenance import maintain as run
 
     if keep is not None and keep < DAY:
@@ -179,12 +170,9 @@ def maintain(
     Output(as_json).row(done, columns_table(f"lake {lake}", names, rows, right=(1, 2, 3, 4)))
 
 
-@lake_app.command()
+@lake_app.command(example="--lake lake --topic orders --yes")
 def drop(lake: LakeOption, topic: TopicOption, yes: YesOption = False) -> None:
-    """Remove a topic from a lake, so that it can be archived again after it was recreated or restored. Asks first.
-
-    Example:  [cyan]heapline pipeline lake drop --lake lake --topic orders --yes[/cyan]
-    """
+    """Remove a topic from a lake, so that it can be archived again after it was recreated or restored. Asks first."""
     from heapline.spark.lake.maintenance import drop as run
 
     confirm(f"Remove all rows of topic {topic!r} from the lake {lake}?", yes)
