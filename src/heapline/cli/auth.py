@@ -43,8 +43,8 @@ PasswordFileOption = Annotated[
 keys_app = CommandGroup(
     "keys",
     example='keys create --name billing --scope "orders/*:produce"',
-    more="""A key's scopes say which topics it may produce to, consume from or administer. A server that runs on the
-    same directory notices every change within a second.""",
+    more="A key's scopes say which topics it may produce to, consume from or administer. A server that runs on the "
+    "same directory notices every change within a second.",
 )
 users_app = CommandGroup(
     "users",

@@ -122,12 +122,12 @@ def connect(settings: Settings) -> Any:
 
 
 def over_network(
-    json: str, **parts: Callable[..., Any]
+    json: str, example: str | None = None, **parts: Callable[..., Any]
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
     """Turn `async def show(hl, out, topic: …)` into a command that connects to a server.
 
     `hl` is the broker and `out` prints the result. `json` describes, for --help, what --json prints. A parameter that
-    is named in `parts` gets the value that its function builds from its own options.
+    is named in `parts` gets the value that its function builds from its own options. `example` has its arguments.
     """
     json_option = Annotated[bool, "--json", f"Print JSON lines for programs: {json}"]
     output = with_signature(lambda as_json: Output(as_json), {"as_json": (json_option, False)})
@@ -136,7 +136,8 @@ def over_network(
         def run(server: Settings, **given: Any) -> None:
             run_on(lambda hl: command(hl, **given), server)
 
-        return compose(command, run, {**parts, "out": output, "server": settle}, hidden=("hl",))
+        shown = None if example is None else f"{command.__name__} {example}"
+        return compose(command, run, {**parts, "out": output, "server": settle}, hidden=("hl",), example=shown)
 
     return decorate
 

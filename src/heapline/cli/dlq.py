@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -59,9 +60,8 @@ async def list_command(
     """List the dead letters of a topic and why they died, oldest first."""
     infos = await hl.dlq_list(topic, limit, where=where)
     empty = f"{bold(topic)} has no {'matching ' if where else ''}dead letters"
-    out.rows(infos, lambda infos: messages_table(out.console, infos, dead=True), empty=empty, json=message_json)
-    if len(infos) == limit and not out.as_json:
-        out.console.print(f"[dim]there may be more; use --limit {limit * 10}[/dim]")
+    table = partial(messages_table, out.console, dead=True)
+    out.rows(infos, table, empty=empty, json=message_json, limit=limit)
 
 
 @app.call("replay", example="jobs --all --rate 50", json=COUNT_JSON, where=_filter)

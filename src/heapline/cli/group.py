@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heapline.cli.connection import NetworkGroup, TopicArgument
-from heapline.cli.message_view import ago, preview, print_stream_rows
+from heapline.cli.message_view import ago, message_json, preview, print_stream_rows
 from heapline.cli.options import POSITION_HELP, Panel, Position, Seconds, YesOption, span
 from heapline.cli.output import Output, alarm, bold, columns_table, confirm, count, counted, facts_table, harmless
 from heapline.contract.broker import Broker
@@ -42,8 +42,8 @@ AllOption = Annotated[bool, "--all", "All dead letters of the group."]
 app = NetworkGroup(
     "group",
     example="group read jobs --group billing",
-    more="""Each group reads every message of a topic in due order, and can rewind. Reading also creates a group.
-    Groups do not affect workers that pop.""",
+    more="Each group reads every message of a topic in due order, and can rewind. Reading also creates a group. "
+    "Groups do not affect workers that pop.",
 )
 dead_app = NetworkGroup(
     "group dead",
@@ -184,8 +184,8 @@ async def create_command(
     """
     info = await hl.create_group(topic, group, start=start, **settings)
     out.row(to_json(info), f"group {bold(info.name)} of {info.topic} is ready: {_lag_summary(info)}")
-    if not info.config.observer and not out.as_json:
-        out.console.print(f"[dim]read it with:  heapline group read {info.topic} --group {escape(info.name)}[/dim]")
+    if not info.config.observer:
+        out.hint(f"read it with:  heapline group read {info.topic} --group {escape(info.name)}")
 
 
 @app.call("list", example="jobs", json=GROUP_JSON)
@@ -262,9 +262,7 @@ async def dead_list_command(
     letters = await hl.group_dead_list(topic, group, limit)
     empty = f"group {bold(group)} of {escape(topic)} has no dead letters"
     names = ("row", "message_id", "tries", "died", "reason", "payload")
-    out.table(letters, names, _dead_cells, right=(2,), empty=empty, json=lambda letter: to_json(letter, "text"))
-    if len(letters) == limit and not out.as_json:
-        out.console.print(f"[dim]there may be more; use --limit {limit * 10}[/dim]")
+    out.table(letters, names, _dead_cells, right=(2,), empty=empty, json=message_json, limit=limit)
 
 
 @dead_app.call("replay", example="jobs billing --all", json=COUNT_JSON)
@@ -367,15 +365,15 @@ def _facts(info: GroupInfo) -> list[tuple[str, str]]:
     for name, partitions in sorted(info.members.items()):
         read = ", ".join(map(str, partitions)) or "nothing (there are more members than partitions)"
         members.append(f"{member_name(name)} reads {read}")
-    facts = [
+    return [
         ("lag", _lag_summary(info)),
         ("state", _state(info)),
         ("members", "\n".join(members) or "none"),
         ("generation", f"{count(info.generation)} (increases when partitions move between members)"),
         ("redelivery", f"{span(config.ack_timeout)} after a delivery without ack, at most {config.max_retries} times"),
         ("member timeout", span(config.member_lease)),
+        ("used", ago(info.used_at)),
     ]
-    return [*facts, ("used", ago(info.used_at))] if info.used_at is not None else facts
 
 
 def _lag_summary(info: GroupInfo) -> str:

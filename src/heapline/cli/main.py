@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as build_command
 
-from heapline.cli.options import declare
+from heapline.cli.options import declare, with_example
 from heapline.contract.errors import BadRequest, HeaplineError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -99,17 +99,11 @@ class CommandGroup(typer.Typer):
         """Register a command. `example` is its arguments in an example; None if its docstring has one."""
 
         def register(function: F) -> F:
-            called, help = name or function.__name__, inspect.cleandoc(function.__doc__ or "")
+            called, help = name or function.__name__, function.__doc__ or ""
             help = help if example is None else with_example(help, f"{self._path} {called} {example}".rstrip())
             return super(CommandGroup, self).command(called, cls=Command, help=help, **options)(declare(function))
 
         return register
-
-
-def with_example(help: str, arguments: str) -> str:
-    """Insert an example after the first paragraph of a help text."""
-    first, _, rest = help.partition("\n\n")
-    return f"{first}\n\nExample:  [cyan]heapline {arguments}[/cyan]\n\n{rest}".rstrip()
 
 
 def command_of(target: Any, name: str) -> Any:

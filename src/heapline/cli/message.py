@@ -56,6 +56,7 @@ def message_fields(
 
 
 @over_network(
+    example="jobs '{\"order\": 7}' --priority 5 --delay 30s",
     json="message_id, id and duplicate of a message; for a file the numbers of lines, enqueued, duplicates and "
     "refused, and the first errors with their line numbers.",
     message=message_fields,
@@ -85,8 +86,6 @@ async def put(
     ] = None,
 ) -> None:
     """Enqueue a message, or a file of messages. They are durable when the command succeeds.
-
-    Example:  [cyan]heapline put jobs '{"order": 7}' --priority 5 --delay 30s[/cyan]
 
     From a pipe:  [cyan]pg_dump shop | gzip | heapline put dumps[/cyan]
 
@@ -120,23 +119,20 @@ def _read_stdin() -> bytes:
     return content
 
 
-@over_network(json=JSON_HELP)
+@over_network(example="jobs -n 3", json=JSON_HELP)
 async def peek(
     hl: Broker,
     out: Output,
     topic: TopicArgument,
     limit: Annotated[int, "-n", "Maximum number of messages."] = 10,
 ) -> None:
-    """Show the messages that would be popped next, best first. Nothing is leased or changed.
-
-    Example:  [cyan]heapline peek jobs -n 3[/cyan]
-    """
+    """Show the messages that would be popped next, best first. Nothing is leased or changed."""
     infos = await hl.peek(topic, limit)
     empty = "" if infos or out.as_json else await empty_topic_help(hl, topic)
     out.rows(infos, lambda infos: messages_table(out.console, infos), empty=empty, json=message_json)
 
 
-@over_network(json=JSON_HELP)
+@over_network(example="jobs --ack", json=JSON_HELP)
 async def pop(
     hl: Broker,
     out: Output,
@@ -148,8 +144,6 @@ async def pop(
     holder: Annotated[str | None, "Name of the lease's holder. Default: your name at the server."] = None,
 ) -> None:
     """Lease the best messages that are due, and print them.
-
-    Example:  [cyan]heapline pop jobs --ack[/cyan]
 
     Without --ack the messages are only leased: no other worker gets them until
     the lease ends. Then they are redelivered, which counts as a delivery.
@@ -190,26 +184,25 @@ def _pop_summary(taken: int, ack: bool, last: Message) -> str:
     )
 
 
-@over_network(json=JSON_HELP)
+@over_network(example="jobs 01JGXV0Z000000G7M9QK2V4T8B", json=JSON_HELP)
 async def get(hl: Broker, out: Output, topic: TopicArgument, message_id: IdArgument) -> None:
-    """Show one message in any state, including recently removed ones.
-
-    Example:  [cyan]heapline get jobs 01JGXV0Z000000G7M9QK2V4T8B[/cyan]
-    """
+    """Show one message in any state, including recently removed ones."""
     info = await hl.get(topic, message_id)
     out.row(message_json(info), facts_table(bold(info.topic), message_facts(info)))
 
 
-@over_network(json='one object per message: {"message_id": ID, "cancelled": true}.')
+@over_network(
+    example="jobs 01JGXV0Z000000G7M9QK2V4T8B", json='one object per message: {"message_id": ID, "cancelled": true}.'
+)
 async def cancel(hl: Broker, out: Output, topic: TopicArgument, ids: IdsArgument) -> None:
-    """Remove waiting messages before they are delivered. Leased messages cannot be cancelled.
-
-    Example:  [cyan]heapline cancel jobs 01JGXV0Z000000G7M9QK2V4T8B[/cyan]
-    """
+    """Remove waiting messages before they are delivered. Leased messages cannot be cancelled."""
     await _each(out, ids, "cancelled", lambda id: hl.cancel(topic, id))
 
 
-@over_network(json='one object per message: {"message_id": ID, "rescheduled": true}.')
+@over_network(
+    example="jobs 01JGXV0Z000000G7M9QK2V4T8B --delay 1h",
+    json='one object per message: {"message_id": ID, "rescheduled": true}.',
+)
 async def reschedule(
     hl: Broker,
     out: Output,
@@ -220,8 +213,6 @@ async def reschedule(
     priority: Annotated[int | None, "-p", "New priority."] = None,
 ) -> None:
     """Change the due time or the priority of waiting messages. Settings that you omit stay as they are.
-
-    Example:  [cyan]heapline reschedule jobs 01JGXV0Z000000G7M9QK2V4T8B --delay 1h[/cyan]
 
     Deliver now, before others:  [cyan]heapline reschedule jobs 01JGXV0Z000000G7M9QK2V4T8B --delay 0s -p -10[/cyan]
     """

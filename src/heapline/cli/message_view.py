@@ -29,13 +29,14 @@ JSON_HELP = (
     "one object per message, with the names of the HTTP API (message_id, priority, enqueued_at, …); the payload is "
     "payload_text, or payload in base64 if it is not UTF-8."
 )
-Facts = list[tuple[str | Text, str | Text]]
+Facts = list[tuple[str | Text, str | Text | None]]
 
 
 # -- for programs ------------------------------------------------------------------------------------------------------
 
 
-def message_json(info: MessageInfo) -> Any:
+def message_json(info: Any) -> Any:
+    """Return a message, dead letter or schedule, with its payload as text if it is."""
     return to_json(info, "text")
 
 
@@ -97,6 +98,11 @@ def clock(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
+def moment(at: datetime | None) -> str:
+    """Return a time, and how long ago it was."""
+    return "" if at is None else f"{clock(at)} ({ago(at)})"
+
+
 def messages_table(console: Console, infos: Sequence[MessageInfo], *, dead: bool = False) -> Table:
     """Return a table with one line per message. Payloads are cut to the width of the terminal, ids never."""
     names = ("message_id", "prio", "died", "reason") if dead else ("message_id", "prio", "tries", "age")
@@ -128,11 +134,10 @@ def message_facts(info: MessageInfo) -> Facts:
     facts += [("key", harmless(info.key or "")), ("fairness key", harmless(info.fairness_key or ""))]
     times = {"enqueued": info.enqueued_at, "due": info.due_at, "expires": info.expires_at}
     times |= {"leased until": info.deadline, "ended": info.ended_at}
-    facts += [(name, f"{clock(at)} ({ago(at)})") for name, at in times.items() if at is not None]
+    facts += [(name, moment(at)) for name, at in times.items()]
     facts += [("leased by", harmless(info.holder or "")), ("reason", harmless(info.reason or ""))]
     facts += [(Text.assemble("header ", harmless(name)), harmless(value)) for name, value in info.headers.items()]
-    facts += [("payload", full_payload(info.payload))]
-    return [(name, value) for name, value in facts if value]
+    return [*facts, ("payload", full_payload(info.payload))]
 
 
 def print_messages(out: Output, messages: Iterable[Message]) -> None:

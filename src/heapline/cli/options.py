@@ -201,11 +201,12 @@ def compose(
     run: Callable[..., None],
     parts: Mapping[str, Callable[..., Any]],
     hidden: Iterable[str] = (),
+    example: str | None = None,
 ) -> Callable[..., None]:
     """Return a command with the name, the help and the options of `command`, and those of each part.
 
     Each part is called with its options, and `run` gets the values that they return, by their names, and the other
-    options. Parameters of `command` that are `hidden` are not options.
+    options. Parameters of `command` that are `hidden` are not options. `example` is shown in the help.
     """
     shared = {name: options_of(part) for name, part in parts.items()}
     own = [option for option in options_of(command) if option.name not in (*hidden, *parts)]
@@ -216,8 +217,16 @@ def compose(
 
     functools.update_wrapper(call, command)
     del call.__wrapped__  # type: ignore[attr-defined]
+    if example is not None:
+        call.__doc__ = with_example(command.__doc__ or "", example)
     options = [*own, *(option for part in shared.values() for option in part)]
     return _sign(call, [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options])
+
+
+def with_example(help: str, arguments: str) -> str:
+    """Insert an example after the first paragraph of a help text."""
+    first, _, rest = inspect.cleandoc(help).partition("\n\n")
+    return f"{first}\n\nExample:  [cyan]heapline {arguments}[/cyan]\n\n{rest}".rstrip()
 
 
 def takes(**parts: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -75,14 +75,20 @@ class Output:
         *,
         empty: str,
         json: Callable[[T], Any] = lambda item: item,
+        limit: int | None = None,
     ) -> None:
-        """Print one JSON line per result, or a table of all results, or `empty` if there are none."""
+        """Print one JSON line per result, or a table of all results, or `empty` if there are none.
+
+        A table of `limit` results ends with the advice to ask for more.
+        """
         items = list(found)
         if self.as_json:
             for item in items:
                 print_json(json(item))
-        else:
-            self.console.print(table(items) if items else empty)
+            return
+        self.console.print(table(items) if items else empty)
+        if limit == len(items):
+            self.hint(f"there may be more; use --limit {limit * 10}")
 
     def table(
         self,
@@ -90,13 +96,17 @@ class Output:
         names: Sequence[str],
         cells: Callable[[T], Sequence[str | Text]],
         *,
-        empty: str,
         title: str = "",
         right: Sequence[int] = (),
-        json: Callable[[T], Any] = lambda item: item,
+        **more: Any,
     ) -> None:
-        """Print one JSON line per result, or a table with one row of `cells` per result."""
-        self.rows(found, lambda items: columns_table(title, names, map(cells, items), right), empty=empty, json=json)
+        """Print a table with one row of `cells` per result; the rest is as in `rows`."""
+        self.rows(found, lambda items: columns_table(title, names, map(cells, items), right), **more)
+
+    def hint(self, text: str) -> None:
+        """Print advice for people to stdout, dimmed."""
+        if not self.as_json:
+            self.console.print(f"[dim]{text}[/dim]")
 
     def note(self, text: str | Text, style: str = "") -> None:
         """Print a remark for people to stderr. `text` is markup if it is a str."""
@@ -128,13 +138,14 @@ def make_console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=width, highlight=False, soft_wrap=not stream.isatty())
 
 
-def facts_table(title: str, rows: Sequence[tuple[str | Text, str | Text]]) -> Table:
-    """Return a table of names and values. A str is markup; text that others wrote must be a Text."""
+def facts_table(title: str, rows: Iterable[tuple[str | Text, str | Text | None]]) -> Table:
+    """Return a table of names and values, without empty ones. A str is markup; text that others wrote is a Text."""
     table = Table(title=title, title_justify="left", box=ROUNDED, show_header=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, Text.from_markup(value) if isinstance(value, str) else value)
+        if value:
+            table.add_row(name, Text.from_markup(value) if isinstance(value, str) else value)
     return table
 
 
@@ -228,11 +239,19 @@ def size(nbytes: int) -> str:
 
 
 def seconds(value: float) -> str:
+    return millis(value * 1000)
+
+
+def millis(ms: float | None) -> str:
     """
-    >>> seconds(0.0123), seconds(2.5)
-    ('12 ms', '2.5 s')
+    >>> [millis(ms) for ms in (0.25, 12.0, 1500, None)]
+    ['0.2 ms', '12 ms', '1.5 s', '–']
     """
-    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+    if ms is None:
+        return "–"
+    if ms >= 1000:
+        return f"{ms / 1000:.1f} s"
+    return f"{ms:.1f} ms" if ms < 10 else f"{ms:.0f} ms"
 
 
 def rate(number: int, in_seconds: float) -> str:

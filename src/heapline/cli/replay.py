@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from heapline.cli.connection import NetworkGroup
-from heapline.cli.message_view import ago, clock, delivered_json, preview
+from heapline.cli.message_view import ago, delivered_json, moment, preview
 from heapline.cli.options import POSITION_HELP, Pair, Panel, Position, Seconds, Time, TopicName, Value, pair
 from heapline.cli.output import (
     Output,
@@ -184,20 +184,18 @@ def _cells(info: ReplayInfo) -> tuple[str, ...]:
 
 def _facts(info: ReplayInfo) -> Table:
     offsets = ", ".join(f"{p} at {info.positions[p]} of {start}–{info.ends[p]}" for p, start in info.starts.items())
-    facts: list[tuple[str | Text, str | Text]] = [
+    waits = info.state == "running"
+    facts: list[tuple[str, str | Text | None]] = [
         ("state", f"[bold]{_state(info)}[/bold], {info.done_share:.0%} of the log is read"),
         ("from", escape(info.source) + (" (fast)" if info.mode == "fast" else "")),
         ("into", escape(info.into)),
         ("replayed", counted(info.replayed, "message")),
         ("skipped", counted(info.skipped, "row")),
         ("partitions", offsets),
+        ("rate", None if info.rate is None else f"{info.rate:g} per second"),
+        ("started", moment(info.started_at)),
+        ("waiting for" if waits else "error", harmless(info.error or "")),
     ]
-    if info.rate is not None:
-        facts.append(("rate", f"{info.rate:g} per second"))
-    if info.started_at:
-        facts.append(("started", f"{clock(info.started_at)} ({ago(info.started_at)})"))
-    if info.error:
-        facts.append(("waiting for" if info.state == "running" else "error", harmless(info.error)))
     return facts_table(f"replay {escape(info.name)}", facts)
 
 

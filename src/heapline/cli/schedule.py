@@ -13,14 +13,13 @@ from rich.text import Text
 
 from heapline.cli.connection import NetworkGroup, TopicArgument
 from heapline.cli.message import message_fields
-from heapline.cli.message_view import Facts, ago, full_payload
+from heapline.cli.message_view import Facts, ago, full_payload, message_json
 from heapline.cli.options import Panel, Seconds, Time, Value, YesOption, span
 from heapline.cli.output import Output, bold, confirm, count, facts_table, harmless
 from heapline.contract.broker import Broker
 from heapline.contract.cron import cron_times
 from heapline.contract.message import EPOCH
 from heapline.contract.schedules import ScheduleInfo
-from heapline.wire.json_forms import to_json
 
 WHEN = Panel("When it fires")
 FIRINGS_SHOWN = 3  # after the next one
@@ -80,7 +79,7 @@ async def create_command(
     message["payload"] = payload.encode("utf-8", "surrogateescape")
     info = await hl.create_schedule(name, topic=topic, **times, **message)
     text = f"schedule {bold(info.name)} enqueues into {bold(info.topic)} {escape(_timing(info))}"
-    out.row(_json(info), text, *_next_firing(info))
+    out.row(message_json(info), text, *_next_firing(info))
 
 
 @app.call("list", example="", json=JSON_HELP)
@@ -92,7 +91,7 @@ async def list_command(hl: Broker, out: Output) -> None:
         "there are no schedules; create one with:\n"
         "  heapline schedule create nightly jobs report --cron '0 3 * * *' --tz Europe/Berlin"
     )
-    out.table(infos, names, _cells, right=(5,), empty=empty, json=_json)
+    out.table(infos, names, _cells, right=(5,), empty=empty, json=message_json)
     for info in infos:
         if info.problem is not None and not out.as_json:
             out.console.print(Text.assemble((info.name, "bold"), " does not fire: ", harmless(info.problem)))
@@ -102,21 +101,21 @@ async def list_command(hl: Broker, out: Output) -> None:
 async def show_command(hl: Broker, out: Output, name: NameArgument) -> None:
     """Show one schedule: when it fires, what it enqueues, and its state."""
     info = await hl.get_schedule(name)
-    out.row(_json(info), facts_table(escape(info.name), _facts(info)))
+    out.row(message_json(info), facts_table(escape(info.name), _facts(info)))
 
 
 @app.call("pause", example="nightly", json=JSON_HELP)
 async def pause_command(hl: Broker, out: Output, name: NameArgument) -> None:
     """Stop a schedule until it is resumed, across restarts of the server."""
     info = await hl.pause_schedule(name)
-    out.row(_json(info), f"schedule {bold(info.name)} is paused", *_next_firing(info))
+    out.row(message_json(info), f"schedule {bold(info.name)} is paused", *_next_firing(info))
 
 
 @app.call("resume", example="nightly", json=JSON_HELP)
 async def resume_command(hl: Broker, out: Output, name: NameArgument) -> None:
     """Resume a paused schedule. Firings missed during the pause are not made up."""
     info = await hl.resume_schedule(name)
-    out.row(_json(info), f"schedule {bold(info.name)} is active", *_next_firing(info))
+    out.row(message_json(info), f"schedule {bold(info.name)} is active", *_next_firing(info))
 
 
 @app.call("delete", example="nightly", json='{"name": NAME, "deleted": true}.')
@@ -129,10 +128,6 @@ async def delete_command(hl: Broker, out: Output, name: NameArgument, yes: YesOp
 
 
 # -- for people --------------------------------------------------------------------------------------------------------
-
-
-def _json(info: ScheduleInfo) -> Any:
-    return to_json(info, "text")
 
 
 def _timing(info: ScheduleInfo) -> str:
@@ -167,26 +162,24 @@ def _cells(info: ScheduleInfo) -> tuple[str, ...]:
 
 
 def _facts(info: ScheduleInfo) -> Facts:
-    optional: list[tuple[str, Any]] = [
-        ("priority", info.priority or None),
-        ("key", info.key),
-        ("fairness key", info.fairness_key),
-        ("ttl", None if info.ttl is None else span(info.ttl)),
-        ("max retries", info.max_retries),
-        *((f"header {name}", value) for name, value in info.headers.items()),
-    ]
     return [
         ("state", _state(info)),
-        *([("problem", harmless(info.problem))] if info.problem else []),
+        ("problem", harmless(info.problem or "")),
         ("topic", harmless(info.topic)),
         ("when", harmless(_timing(info))),
-        *((name, _local(at)) for name, at in (("starts", info.starts), ("ends", info.ends)) if at is not None),
+        ("starts", _local(info.starts)),
+        ("ends", _local(info.ends)),
         ("next", _next(info) or "never" if info.paused_at is None else "not while it is paused"),
         *(("and then", _local(at)) for at in islice(_following(info), FIRINGS_SHOWN)),
         ("fired", f"{count(info.fired_count)} times" + (f", last {ago(info.fired_at)}" if info.fired_at else "")),
         ("missed firings", _misfire(info)),
         ("message", full_payload(info.payload)),
-        *((name, harmless(str(value))) for name, value in optional if value is not None),
+        ("priority", str(info.priority or "")),
+        ("key", harmless(info.key or "")),
+        ("fairness key", harmless(info.fairness_key or "")),
+        ("ttl", None if info.ttl is None else span(info.ttl)),
+        ("max retries", None if info.max_retries is None else str(info.max_retries)),
+        *((Text.assemble("header ", harmless(name)), harmless(value)) for name, value in info.headers.items()),
     ]
 
 

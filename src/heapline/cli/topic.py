@@ -347,7 +347,8 @@ def _state_facts(stats: TopicStats) -> list[tuple[str, str]]:
     age = rounded(stats.oldest_ready_age)
     names = {"enqueued": "enqueued", "acked": "acked", "nacked": "nacked", "lease_timeouts": "timed out"}
     totals = ", ".join(f"{count(getattr(stats, f'{name}_total'))} {text}" for name, text in names.items())
-    facts = [
+    return [
+        ("delivery", "[yellow]paused[/yellow]" if stats.paused else ""),
         ("ready", count(stats.ready) + (f", oldest for {age}" if age else "")),
         ("delayed", count(stats.delayed) + _next_due(stats)),
         ("leased", count(stats.leased)),
@@ -356,7 +357,6 @@ def _state_facts(stats: TopicStats) -> list[tuple[str, str]]:
         ("journal", f"{size(stats.journal_bytes)} in {counted(stats.journal_segments, 'segment')}"),
         ("durability", stats.durability),
     ]
-    return [("delivery", "[yellow]paused[/yellow]"), *facts] if stats.paused else facts
 
 
 def _next_due(stats: TopicStats) -> str:

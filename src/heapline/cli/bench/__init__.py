@@ -25,9 +25,8 @@ from rich.table import Table
 from heapline.cli.bench.load import NUMBER_BYTES, Loads, Measurement, bare_calls, fsynced_writes
 from heapline.cli.connection import Settings, connected, settle
 from heapline.cli.options import takes
-from heapline.cli.output import Output, count, make_console, not_a_directory, progress_bar
+from heapline.cli.output import Output, count, make_console, millis, not_a_directory, progress_bar
 from heapline.cli.serve import run_fast
-from heapline.cli.top.columns import millis
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest, TopicExists, UnavailableError
 from heapline.engine import open as open_embedded

@@ -273,19 +273,17 @@ def show_verdicts(console: Console, directory: DataDirectory, catalog: list[Find
 
 def _verdict_facts(verdict: Verdict) -> list[tuple[str, str]]:
     report, findings = verdict.report, verdict.findings
-    facts = [
+    torn = f"unit {report.torn_unit}, never acknowledged; the next open removes it"
+    return [
         ("segments", f"{report.segments}, {size(report.bytes)} in units"),
         ("units", f"{count(report.units)} ({report.first_unit} to {report.last_unit})"),
         ("messages written", count(report.rows)),
         ("snapshots, indexes", f"{verdict.snapshots}, {verdict.indexes}"),
         ("messages now", depths_text(verdict.state, "not rebuilt")),
+        ("torn write", torn if report.torn_unit else ""),
+        ("in use", "a process has it open; checked up to its durable end" if verdict.running else ""),
+        ("verdict", f"[red]{len(findings)} finding(s)[/red]" if findings else "[green]no damage found[/green]"),
     ]
-    if report.torn_unit:
-        facts.append(("torn write", f"unit {report.torn_unit}, never acknowledged; the next open removes it"))
-    if verdict.running:
-        facts.append(("in use", "a process has it open; checked up to its durable end"))
-    text = f"[red]{len(findings)} finding(s)[/red]" if findings else "[green]no damage found[/green]"
-    return [*facts, ("verdict", text)]
 
 
 def depths_text(state: dict[str, int] | None, unknown: str) -> str:

@@ -215,9 +215,8 @@ def show_stats(console: Console, stats: Stats) -> None:
         ("messages now", depths_text(stats.state, "unknown")),
         ("snapshots", ", ".join(f"unit {unit} ({size(n)})" for unit, n in stats.snapshots.items()) or "none"),
         ("reclaimed", f"{reclaimed} since the topic was created; {count(stats.rows['moved'])} records moved for that"),
+        ("in use", "a process has it open; counted up to its durable end" if stats.running else ""),
     ]
-    if stats.running:
-        facts.append(("in use", "a process has it open; counted up to its durable end"))
     console.print(facts_table(escape(stats.topic), facts))
     kinds = [(kind, count(stats.events[kind]), count(n)) for kind, n in stats.rows.most_common()]
     if kinds:

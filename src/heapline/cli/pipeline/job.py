@@ -45,7 +45,11 @@ ArchiveOption = Annotated[Directory | None, "--lake", ARCHIVE_HELP]
 
 
 def spark_job(
-    *, first: Callable[..., None] | None = None, writes: bool = False, **parts: Callable[..., dict[str, Any]]
+    example: str,
+    *,
+    first: Callable[..., None] | None = None,
+    writes: bool = False,
+    **parts: Callable[..., dict[str, Any]],
 ) -> Callable[..., Any]:
     """Turn `def audit(spark, where, out, topic: …)` into a command.
 
@@ -74,7 +78,9 @@ def spark_job(
 
         place = _write_place if writes else _read_place
         common = {"out": Output, "place": place, "server": connection.settle}
-        return compose(job, run, {**parts, **common}, hidden=("spark", "where"))
+        return compose(
+            job, run, {**parts, **common}, hidden=("spark", "where"), example=f"pipeline {job.__name__} {example}"
+        )
 
     return decorate
 

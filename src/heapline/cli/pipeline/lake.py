@@ -40,7 +40,7 @@ def _check_group(group: str | None, no_group: bool, **_: Any) -> None:
         raise BadRequest("--group and --no-group exclude each other; omit one")
 
 
-@spark_job(first=_check_group)
+@spark_job(example="--topic orders --lake lake", first=_check_group)
 def archive(
     spark: Any,
     where: dict[str, str],
@@ -60,10 +60,7 @@ def archive(
         int | None, "Serve progress to Prometheus on this port.", Meta(ge=0, le=65535), Value("PORT")
     ] = None,
 ) -> None:
-    """Copy new rows of topics into a lake, each row once. You can repeat it after any failure.
-
-    Example:  [cyan]heapline pipeline archive --topic orders --lake lake[/cyan]
-    """
+    """Copy new rows of topics into a lake, each row once. You can repeat it after any failure."""
     from heapline.spark.jobs.archive import GROUP, VIEWS, Progress
     from heapline.spark.jobs.archive import archive as run
 
@@ -195,7 +192,7 @@ def _check_target(out_dir: Path | None, show: int | None, **_: Any) -> None:
         raise BadRequest("no output chosen; use --out DIR to store them in a table, or --show N to print some")
 
 
-@spark_job(first=_check_target)
+@spark_job(example="--path data --topic jobs --out lifecycles", first=_check_target)
 def lifecycles(
     spark: Any,
     where: dict[str, str],
@@ -205,10 +202,7 @@ def lifecycles(
     show: Annotated[int | None, "Print this many rows, newest first.", Meta(ge=1), Value("N")] = None,
     lake: ArchiveOption = None,
 ) -> None:
-    """Show or store what happened to each message, one row per message: times, attempts and outcome.
-
-    Example:  [cyan]heapline pipeline lifecycles --path data --topic jobs --out lifecycles[/cyan]
-    """
+    """Show or store what happened to each message, one row per message: times, attempts and outcome."""
     from heapline.spark.jobs.lake import topic_rows
     from heapline.spark.jobs.lifecycle_updates import keep_lifecycles, read_lifecycles
     from heapline.spark.jobs.lifecycles import NEEDS
@@ -245,7 +239,7 @@ def _confirm_forget(lake: Path | None, lake_only: bool, yes: bool, **_: Any) -> 
     confirm("Erase all messages of this key? They cannot be restored.", yes)
 
 
-@spark_job(first=_confirm_forget, writes=True)
+@spark_job(example="--key customer-17 --lake lake", first=_confirm_forget, writes=True)
 def forget(
     spark: Any,
     where: dict[str, str],
@@ -260,8 +254,6 @@ def forget(
 
     The journal is never overwritten: payloads in it are deleted when their segments are reclaimed. The command lists
     those segments; run it again to see what is left. Backups and copies of messages elsewhere are not searched.
-
-    Example:  [cyan]heapline pipeline forget --key customer-17 --lake lake[/cyan]
     """
     from heapline.spark.jobs.forget import forget as job
 

@@ -62,7 +62,13 @@ def past_messages(
     return locals() | {"start": _checked(start), "end": _checked(end)}
 
 
-@spark_job(writes=True, rows=rows_of_files, chunks=chunks)
+@spark_job(
+    example="orders.parquet --topic jobs --name friday "
+    '--select "to_json(struct(*)) AS value, urgency AS priority, ship_at AS deliver_at"',
+    writes=True,
+    rows=rows_of_files,
+    chunks=chunks,
+)
 def load(
     spark: Any,
     where: dict[str, str],
@@ -72,11 +78,7 @@ def load(
     files: Annotated[list[str], typer.Argument(metavar="FILE…", help=FILES_HELP)],
     topic: TopicOption,
 ) -> None:
-    """Enqueue the rows of files, each exactly once. You can repeat the command if it was killed.
-
-    Example:  [cyan]heapline pipeline load orders.parquet --topic jobs --name friday
-    --select "to_json(struct(*)) AS value, urgency AS priority, ship_at AS deliver_at"[/cyan]
-    """
+    """Enqueue the rows of files, each exactly once. You can repeat the command if it was killed."""
     from heapline.spark.jobs.load import load as job
 
     with _progress("copying the rows") as tell:
@@ -88,7 +90,13 @@ def load(
     out.row(dataclasses.asdict(result), _table(title, result, facts))
 
 
-@spark_job(writes=True, messages=past_messages, chunks=chunks)
+@spark_job(
+    example="--topic orders --name again --into orders-again --start 2030-01-31T12:00Z "
+    '--where "priority < 3" --select "priority + 10 AS priority"',
+    writes=True,
+    messages=past_messages,
+    chunks=chunks,
+)
 def replay(
     spark: Any,
     where: dict[str, str],
@@ -102,9 +110,6 @@ def replay(
 
     You can repeat the command if it was killed. "2h ago" means another time on each run: to continue a job, write the
     time itself.
-
-    Example:  [cyan]heapline pipeline replay --topic orders --name again --into orders-again
-    --start 2030-01-31T12:00Z --where "priority < 3" --select "priority + 10 AS priority"[/cyan]
     """
     from heapline.spark.jobs.replay import replay as job
 

@@ -38,7 +38,7 @@ VERDICT_STYLES = {"proved": "green", "refuted": "bold red", "not applicable": "d
 # -- audit -------------------------------------------------------------------------------------------------------------
 
 
-@spark_job()
+@spark_job(example="--path data --topic jobs")
 def audit(
     spark: Any,
     where: dict[str, str],
@@ -51,8 +51,6 @@ def audit(
     """Prove or refute that no message was lost, leased twice or delivered early, from the complete log.
 
     Also checks that pops took the best message, and that batches are atomic. Exit code 1 if a promise was broken.
-
-    Example:  [cyan]heapline pipeline audit --path data --topic jobs[/cyan]
     """
     from heapline.spark.audit.job import audit as run
     from heapline.spark.jobs.lifecycle_updates import read_lifecycles
@@ -153,7 +151,7 @@ def _write_page(path: Path | None, page: Callable[[Any], str], found: Any) -> No
     make_console(stderr=True).print(Text(f"wrote the page to {path}"))
 
 
-@spark_job(period=period)
+@spark_job(example="--path data --topic jobs --since 24h --html report.html", period=period)
 def report(
     spark: Any,
     where: dict[str, str],
@@ -166,8 +164,6 @@ def report(
     """Report waits, throughput, retries and the busiest keys of a topic.
 
     Also service times, dead letters and timer delays.
-
-    Example:  [cyan]heapline pipeline report --path data --topic jobs --since 24h --html report.html[/cyan]
     """
     from heapline.spark.jobs.report import report as job
     from heapline.spark.jobs.report_page import report_lead, report_page, report_sections
@@ -208,7 +204,7 @@ _GOAL_HELP = (
 )
 
 
-@spark_job(period=period)
+@spark_job(example="--path data --topic jobs --workers 1,2,4,8 --goal 5s --growth 1.5", period=period)
 def forecast(
     spark: Any,
     where: dict[str, str],
@@ -220,10 +216,7 @@ def forecast(
     growth: Annotated[float, "Multiply the load by this factor.", Value("X")] = 1.0,
     html: HtmlOption = None,
 ) -> None:
-    """Forecast how long messages would wait with other numbers of workers, and how many a goal needs.
-
-    Example:  [cyan]heapline pipeline forecast --path data --topic jobs --workers 1,2,4,8 --goal 5s --growth 1.5[/cyan]
-    """
+    """Forecast how long messages would wait with other numbers of workers, and how many a goal needs."""
     from heapline.spark.jobs.forecast import forecast as job
     from heapline.spark.jobs.report_page import forecast_lead, forecast_page, forecast_sections
 
@@ -250,7 +243,7 @@ def _check_rebuild(at: datetime | None, offsets: Any, out_dir: Path | None, **_:
         raise BadRequest(f"--out {str(out_dir)!r} already exists; choose a directory that does not")
 
 
-@spark_job(first=_check_rebuild)
+@spark_job(example="--path data --topic jobs --at 2h --show 20", first=_check_rebuild)
 def rebuild(
     spark: Any,
     where: dict[str, str],
@@ -264,10 +257,7 @@ def rebuild(
     out_dir: Annotated[Directory | None, "--out", "Write the messages to this directory, as Parquet."] = None,
     show: Annotated[int, "Print this many messages, best first.", Meta(ge=0), Value("N")] = 0,
 ) -> None:
-    """Show which messages a topic contained at a past time, and their states.
-
-    Example:  [cyan]heapline pipeline rebuild --path data --topic jobs --at 2h --show 20[/cyan]
-    """
+    """Show which messages a topic contained at a past time, and their states."""
     from heapline.spark.jobs.rebuild import rebuild as job
 
     with make_console(stderr=True).status("reading the log …"):

@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any
 
@@ -24,7 +23,7 @@ from rich.text import Text
 
 from heapline.cli.connection import Settings, connected, settle
 from heapline.cli.options import takes
-from heapline.cli.output import make_console, print_json
+from heapline.cli.output import make_console, print_json, timestamp
 from heapline.cli.top.keyboard import Screen, reading_keys
 from heapline.cli.top.sampler import SORTS, TopicWatch, Watch, sample
 from heapline.cli.top.view import detail_frame, list_frame, plain_lines, translated
@@ -147,7 +146,7 @@ def _topic_json(topic: TopicWatch, in_full: bool) -> dict[str, Any]:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return timestamp(time.time_ns() // 1_000_000)
 
 
 # -- live --------------------------------------------------------------------------------------------------------------

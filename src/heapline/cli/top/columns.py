@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from heapline.cli.output import size
+from heapline.cli.output import millis, size
 from heapline.cli.top.sampler import Rates, TopicWatch
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -61,18 +61,6 @@ def age(seconds: float | None) -> str:
     if days < 1:
         return f"{hours}h{minutes % 60:02d}"
     return f"{days}d{hours % 24:02d}" if days < 100 else f"{days}d"
-
-
-def millis(ms: float | None) -> str:
-    """
-    >>> [millis(ms) for ms in (0.25, 12.0, 1500, None)]
-    ['0.2 ms', '12 ms', '1.5 s', '–']
-    """
-    if ms is None:
-        return "–"
-    if ms >= 1000:
-        return f"{ms / 1000:.1f} s"
-    return f"{ms:.1f} ms" if ms < 10 else f"{ms:.0f} ms"
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from heapline.cli.output import count, counted, size
+from heapline.cli.output import count, counted, millis, size
 from heapline.cli.top.columns import (
     DEAD,
     DELAYED,
@@ -23,7 +23,6 @@ from heapline.cli.top.columns import (
     bar,
     chart,
     choose,
-    millis,
     number,
     short,
 )
