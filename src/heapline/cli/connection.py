@@ -149,7 +149,7 @@ class NetworkGroup(CommandGroup):
         self, name: str, json: str, example: str | None = None, **parts: Callable[..., Any]
     ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
         """Register a command of the group: see `over_network`."""
-        return lambda command: self.command(name, example=example)(over_network(json, **parts)(command))
+        return lambda command: self.command(name, example=example)(over_network(json, None, **parts)(command))
 
 
 def run_on(work: Callable[[Any], Coroutine[Any, Any, None]], settings: Settings) -> None:
@@ -219,15 +219,10 @@ async def _advice(error: HeaplineError, hl: Any, where: Settings) -> str | None:
         case TopicExists(topic=topic, differing=differing):
             fixed = ", ".join(name for name in differing if name in FIXED_FIELDS)
             change = f"{fixed} cannot be changed;" if fixed else f"change them with: heapline topic update {topic}, or"
-            return (
-                f"topic {topic!r} already exists with different settings ({', '.join(differing)}); "
-                f"{change} choose another name"
-            )
+            return f"topic {topic!r} {_differs(differing)} {change} choose another name"
         case GroupExists(topic=topic, group=group, differing=differing):
-            return (
-                f"group {group!r} of topic {topic!r} already exists with different settings ({', '.join(differing)}); "
-                f"choose another name, or delete it first with: heapline group delete {topic} {group}"
-            )
+            delete = f"delete it first with: heapline group delete {topic} {group}"
+            return f"group {group!r} of topic {topic!r} {_differs(differing)} choose another name, or {delete}"
         case Unauthenticated():
             return _key_advice(where)
         case UnavailableError(reached=False):
@@ -239,6 +234,10 @@ async def _advice(error: HeaplineError, hl: Any, where: Settings) -> str | None:
                 return f"{error}. {_WRONG_PROTOCOL}. If it is busy, wait longer with --timeout"
             return f"{error}; no server listens at {where.servers} now. {_start_advice(where)}"
     return None
+
+
+def _differs(settings: Sequence[str]) -> str:
+    return f"already exists with different settings ({', '.join(settings)});"
 
 
 async def _names(listing: Awaitable[Any]) -> str:

@@ -57,7 +57,7 @@ SUBCOMMANDS = {
     "keys": Lazy("auth", "Create, list and revoke API keys.", "keys_app", "server"),
     "users": Lazy("auth", "Manage users, who log in with email and password.", "users_app", "server"),
     "certs": Lazy("auth", "Create certificates for TLS and mTLS.", "certs_app", "server"),
-    "outbox": Lazy("outbox", "Relay messages that were written in a database transaction."),
+    "outbox": Lazy("outbox", "Relay messages that were written in a database transaction.", extra="outbox"),
     "assign": Lazy("assign", "Watch worker pools that share partitions (heapline.assign)."),
     "sink": Lazy("sink", "List and reset the sinks that write to a server, such as Spark streams."),
     "pipeline": Lazy("pipeline", "Run Spark jobs on the log of a queue, here or on a cluster."),

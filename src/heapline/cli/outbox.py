@@ -7,11 +7,11 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from sqlalchemy.exc import SQLAlchemyError
 
 from heapline.cli.connection import SERVER, TO_HELP, Address, CaOption, KeyFileOption
 from heapline.cli.main import CommandGroup
@@ -19,6 +19,9 @@ from heapline.cli.options import Env, JsonOption
 from heapline.cli.output import Output, harmless
 from heapline.client import connect
 from heapline.contract.errors import BadRequest
+from heapline.outbox import create_tables
+from heapline.outbox.relay import serve
+from heapline.outbox.sql import SqlStore, counts, refused, retry_refused
 
 T = TypeVar("T")
 REFUSED_SHOWN = 20
@@ -44,9 +47,6 @@ def relay(
 
     Several relays can run. SIGTERM or Ctrl-C stops one; [bold]kill -9[/bold] is safe too.
     """
-    _need_sqlalchemy()
-    from heapline.outbox.relay import serve
-
     if ca is not None:
         os.environ[connect.CA_FILE] = str(ca)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -60,9 +60,6 @@ def relay(
 @app.command(example="--database sqlite:///shop.db")
 def init(database: DatabaseOption) -> None:
     """Create the two tables of the outbox, if they do not exist."""
-    _need_sqlalchemy()
-    from heapline.outbox import create_tables
-
     _transact(database, create_tables)
     typer.echo("tables heapline_outbox and heapline_outbox_lane exist")
 
@@ -70,8 +67,6 @@ def init(database: DatabaseOption) -> None:
 @app.command(example="--database sqlite:///shop.db")
 def status(database: DatabaseOption, as_json: JsonOption = False) -> None:
     """Show how many rows wait, are in progress, or were refused, and why."""
-    _need_sqlalchemy()
-    from heapline.outbox.sql import counts, refused
 
     def read(connection: Any) -> tuple[list[tuple[str, int]], list[tuple[int, str, str]]]:
         return counts(connection), refused(connection, REFUSED_SHOWN)
@@ -97,11 +92,8 @@ def retry(
 
     A row that may have been enqueued is sent again only if you name it. Check the topic first.
     """
-    _need_sqlalchemy()
     if bool(rows) == every:
         raise BadRequest("select rows by their ids, as `heapline outbox status` shows them, or use --all")
-    from heapline.outbox.sql import retry_refused
-
     count = _transact(database, lambda connection: retry_refused(connection, rows or (), topic))
     typer.echo(f"{count} rows will be sent again")
 
@@ -110,8 +102,6 @@ def _transact(database: str, work: Callable[[Any], T]) -> T:
     """Run `work` in a transaction, on any URL that the relay accepts, including those of async drivers."""
 
     async def transact() -> T:
-        from heapline.outbox.sql import SqlStore
-
         store = SqlStore(database)
         try:
             return await store.run(work)
@@ -125,8 +115,6 @@ def _transact(database: str, work: Callable[[Any], T]) -> T:
 @contextmanager
 def _database_errors() -> Iterator[None]:
     """Report only the class of a database error, because its text may contain the URL or a row."""
-    from sqlalchemy.exc import SQLAlchemyError
-
     try:
         yield
     except ModuleNotFoundError as error:
@@ -136,8 +124,3 @@ def _database_errors() -> Iterator[None]:
             f"cannot use the database ({type(error).__name__}); check --database, and create the tables with "
             "heapline outbox init"
         ) from error
-
-
-def _need_sqlalchemy() -> None:
-    if find_spec("sqlalchemy") is None:
-        raise BadRequest("the outbox needs SQLAlchemy; pip install 'heapline[outbox]'")

@@ -31,7 +31,7 @@ from heapline.cli.output import (
     size,
 )
 from heapline.contract.broker import Broker
-from heapline.contract.config import FIXED_FIELDS, Aging, Backoff, TopicConfig, parse_topic
+from heapline.contract.config import FIXED_FIELDS, Aging, Backoff, TopicConfig
 from heapline.contract.errors import BadRequest, PermissionDenied, TopicNotFound
 from heapline.contract.message import PartitionStats, TopicInfo, TopicStats
 
@@ -223,7 +223,7 @@ async def show_command(
     settings: Annotated[bool, "Show all settings, even those with default values."] = False,
 ) -> None:
     """Show the state and the settings of a topic."""
-    info = await _info(hl, topic)
+    info = await hl.get_topic(topic)
     stats = await _stats(hl, topic)
     tables: list[Table | str] = []
     if stats is not None:
@@ -241,7 +241,7 @@ async def update_command(hl: Broker, out: Output, settings: dict[str, Any], topi
     """
     if not settings:
         raise BadRequest("no change given; use at least one setting, see heapline topic update --help")
-    before = await _info(hl, topic)
+    before = await hl.get_topic(topic)
     info = await hl.update_topic(topic, **config_fields(settings, before.config.backoff))
     old, new = as_settings(before.config), as_settings(info.config)
     changed = [(n, shown(n, old[n]), bold(shown(n, new[n]))) for n in new if new[n] != old[n]]
@@ -281,7 +281,7 @@ async def resume_command(hl: Broker, out: Output, topic: TopicArgument) -> None:
 @app.call("purge", example="jobs", json='{"topic": NAME, "count": NUMBER}.')
 async def purge_command(hl: Broker, out: Output, topic: TopicArgument, yes: YesOption = False) -> None:
     """Remove all ready and delayed messages of a topic. Leased messages and dead letters stay. Asks first."""
-    info = await _info(hl, topic)
+    info = await hl.get_topic(topic)
     if not yes:
         stats = await _stats(hl, topic)
         held = "all waiting messages"
@@ -295,21 +295,13 @@ async def purge_command(hl: Broker, out: Output, topic: TopicArgument, yes: YesO
 @app.call("delete", example="jobs", json='{"topic": NAME, "deleted": true}.')
 async def delete_command(hl: Broker, out: Output, topic: TopicArgument, yes: YesOption = False) -> None:
     """Delete a topic permanently, with its messages, dead letters and journal. Asks first."""
-    info = await _info(hl, topic)
+    info = await hl.get_topic(topic)
     if not yes:
         stats = await _stats(hl, topic)
         held = depths(states_of(stats)) if stats else "all its messages"
         confirm(f"Permanently delete topic {info.name}, with {held}?", yes)
     await hl.delete_topic(topic)
     out.row({"topic": info.name, "deleted": True}, f"topic {bold(info.name)} deleted")
-
-
-async def _info(hl: Broker, topic: str) -> TopicInfo:
-    wanted = parse_topic(topic)
-    for info in await hl.list_topics():
-        if parse_topic(info.name) == wanted:
-            return info
-    raise TopicNotFound(topic)
 
 
 async def _stats(hl: Broker, topic: str) -> TopicStats | None:

@@ -335,8 +335,9 @@ class Partition:
 
     def has_upkeep(self, now: Now) -> bool:
         """Return whether `maintain` may have something to do. It is often nothing."""
-        is_due = now.steady >= self._clean_up_at or self._left_behind or self.has_timers or self.fair is not None
-        return bool(is_due) or not self.heap.is_settled
+        entries = self.entries
+        is_due = now.steady >= self._clean_up_at or entries.left_behind or entries.has_timers
+        return bool(is_due) or self.fairness is not None or not entries.heap.is_settled
 
     def maintain(self, now: Now, budget: int) -> bool:
         """Do a bounded amount of background work; return True if more is left. It has no visible effect."""

@@ -84,8 +84,8 @@ class PartitionUpkeep:
         """Work on one partition. Return the rows of its heap that were merged, or `budget` if that is not all."""
         del self._behind[number]
         partition = self._runner.loaded.topic.partitions[number]
-        before = partition.heap.work
+        before = partition.entries.heap.work
         if partition.maintain(now, budget):
             self._behind[number] = None  # more is left
             return budget
-        return budget if partition.has_timers else partition.heap.work - before  # timers do not count their work
+        return budget if partition.entries.has_timers else partition.entries.heap.work - before  # timers do not count their work

@@ -130,7 +130,9 @@ def test_key_is_not_an_option_and_in_no_message(tmp_path: Path, settled: list[co
     assert settled[0].key == "hl_secret"
 
 
-@pytest.mark.parametrize(("command", "extra"), [("put", "client"), ("worker", "client"), ("keys", "server")])
+@pytest.mark.parametrize(
+    ("command", "extra"), [("put", "client"), ("worker", "client"), ("keys", "server"), ("outbox", "outbox")]
+)
 def test_command_that_cannot_be_imported_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, command: str, extra: str
 ) -> None:

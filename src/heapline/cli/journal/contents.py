@@ -43,6 +43,7 @@ from heapline.engine.topic import Topic
 from heapline.journal import Disk, LogReader, Unit
 from heapline.journal.reclaim import read_leases
 from heapline.journal.survey import Survey, Surveyor
+from heapline.journal.verify import Report
 
 Row = dict[str, Any]
 #: Columns of an event -> the name of the value in one row.
@@ -73,10 +74,7 @@ class Stats:
     running: bool
     segments: dict[int, int] = field(default_factory=dict)  # number -> bytes of its file
     live: dict[int, tuple[int, int]] | None = None  # segment -> live messages, and their bytes at most
-    units: int = 0
-    unit_bytes: int = 0
-    first_unit: int = 0
-    last_unit: int = 0
+    report: Report = field(default_factory=lambda: Report(""))  # counts the units
     events: Counter[str] = field(default_factory=Counter)  # by kind
     rows: Counter[str] = field(default_factory=Counter)
     from_ms: int = 0
@@ -97,10 +95,7 @@ class Stats:
         return None if self.live is None else sum(nbytes for _, nbytes in self.live.values())
 
     def count_unit(self, unit: Unit) -> None:
-        self.units += 1
-        self.unit_bytes += unit.header.nbytes
-        self.first_unit = self.first_unit or unit.number
-        self.last_unit = unit.number
+        self.report.count(unit)
         self.from_ms = self.from_ms or unit.wall
         self.to_ms = unit.wall
         for frame in unit.frames:
@@ -188,8 +183,10 @@ def _reasons(
 
 
 def stats_json(stats: Stats) -> dict[str, Any]:
-    names = ("topic", "folder", "running", "unit_bytes", "units", "first_unit", "last_unit", "from_ms", "to_ms")
-    fields = {name: getattr(stats, name) for name in (*names, "state", "kept_for", "groups")}
+    names = ("topic", "folder", "running", "from_ms", "to_ms", "state", "kept_for", "groups")
+    fields = {name: getattr(stats, name) for name in names}
+    fields |= {name: getattr(stats.report, name) for name in ("units", "first_unit", "last_unit")}
+    fields["unit_bytes"] = stats.report.bytes
     fields["segments"], fields["bytes"] = len(stats.segments), sum(stats.segments.values())
     fields["events"], fields["rows"] = dict(stats.events), dict(stats.rows)
     fields["snapshots"] = {str(unit): nbytes for unit, nbytes in stats.snapshots.items()}
@@ -201,17 +198,17 @@ def stats_json(stats: Stats) -> dict[str, Any]:
 
 def show_stats(console: Console, stats: Stats) -> None:
     live = "unknown"
-    if stats.live_bytes is not None and stats.unit_bytes:
-        share = min(1.0, stats.live_bytes / stats.unit_bytes)
+    if stats.live_bytes is not None and stats.report.bytes:
+        share = min(1.0, stats.live_bytes / stats.report.bytes)
         live = f"at most {size(stats.live_bytes)} ({share:.0%} of what is written); the rest is of removed messages"
     disk = size(sum(stats.segments.values()))
     reclaimed = f"{count(stats.reclaimed)} segment(s), {size(stats.reclaimed * stats.segment_bytes)}"
     facts = [
-        ("files", f"{len(stats.segments)} segment(s), {disk} on disk, {size(stats.unit_bytes)} written"),
+        ("files", f"{len(stats.segments)} segment(s), {disk} on disk, {size(stats.report.bytes)} written"),
         ("live", live),
-        ("units", f"{count(stats.units)} ({stats.first_unit} to {stats.last_unit})"),
-        ("from", timestamp(stats.from_ms) if stats.units else "nothing is written"),
-        ("to", timestamp(stats.to_ms) if stats.units else ""),
+        ("units", f"{count(stats.report.units)} ({stats.report.first_unit} to {stats.report.last_unit})"),
+        ("from", timestamp(stats.from_ms) if stats.report.units else "nothing is written"),
+        ("to", timestamp(stats.to_ms) if stats.report.units else ""),
         ("messages now", depths_text(stats.state, "unknown")),
         ("snapshots", ", ".join(f"unit {unit} ({size(n)})" for unit, n in stats.snapshots.items()) or "none"),
         ("reclaimed", f"{reclaimed} since the topic was created; {count(stats.rows['moved'])} records moved for that"),

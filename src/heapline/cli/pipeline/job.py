@@ -24,7 +24,7 @@ from heapline.cli.options import Directory, Panel, TopicName, Value, compose
 from heapline.cli.output import Output, harmless, make_console, not_a_directory, some
 from heapline.client import connect
 from heapline.contract.broker import Broker
-from heapline.contract.errors import BadRequest, HeaplineError, TopicNotFound
+from heapline.contract.errors import BadRequest, HeaplineError
 
 LOG_LEVEL = "HEAPLINE_SPARK_LOG"  # as in spark/quiet/log4j2.properties
 #: Options that name directories, which exist or are created.
@@ -146,10 +146,9 @@ def needed_topics(given: dict[str, Any]) -> list[str]:
 
 
 async def _check_server(hl: Broker, topics: Sequence[str]) -> None:
-    known = {info.name.removeprefix("default/") for info in await hl.list_topics()}
+    await hl.describe()  # even without topics to check: is there a server, and is the key valid?
     for topic in topics:
-        if topic.removeprefix("default/") not in known:
-            raise TopicNotFound(topic)
+        await hl.get_topic(topic)
 
 
 def _check_directory(path: Path, topics: Sequence[str]) -> None:
