@@ -21,7 +21,7 @@ from heapline.cli.options import POSITION_HELP, Panel, Position, Seconds, YesOpt
 from heapline.cli.output import Output, alarm, bold, columns_table, confirm, count, counted, facts_table, harmless
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest
-from heapline.contract.stream import GroupDeadLetter, GroupInfo, GroupOffset, StreamBatch
+from heapline.contract.stream import GroupDeadLetter, GroupInfo, GroupOffset
 from heapline.contract.subscription import Subscription
 from heapline.wire.json_forms import to_json
 
@@ -85,47 +85,40 @@ async def read_command(
     Other members of the group read other partitions. Exit code 3 if no row arrived.
     """
     credits = OUTSTANDING_MAX if max_rows is None else min(max_rows, OUTSTANDING_MAX)
-    reader = RowPrinter(out, max_rows, ack)
     async with hl.subscribe(
         topic, group=group, member=member, credits=credits, batches=True, start=start
     ) as subscription:
-        await reader.run(subscription, None if follow else wait)
-    if not reader.printed:
+        printed = await _print_rows(out, subscription, max_rows, None if follow else wait, ack=ack)
+    if not printed:
         if not out.as_json:
             out.note(await _empty_group_help(hl, topic, group))
         raise typer.Exit(NOTHING)
     outcome = "acked" if ack else "not acked: the group will read them again"
-    out.note(f"{counted(reader.printed, 'row')} {outcome}", "dim")
+    out.note(f"{counted(printed, 'row')} {outcome}", "dim")
 
 
-class RowPrinter:
-    """Prints rows of a subscription, up to a limit."""
-
-    def __init__(self, out: Output, limit: int | None, ack: bool) -> None:
-        self._out, self._limit, self._ack = out, limit, ack
-        self.printed = 0
-
-    async def run(self, subscription: Subscription, wait: float | None) -> None:
-        rows = aiter(subscription)
-        while self._limit is None or self.printed < self._limit:
-            try:
-                async with asyncio.timeout(wait):
-                    batch = await anext(rows, None)
-            except TimeoutError:
-                return
-            if batch is None:
-                return
-            await self._print(subscription, batch)
-            if not self._ack and self.printed >= OUTSTANDING_MAX:
-                return  # no more rows arrive while these are outstanding
-
-    async def _print(self, subscription: Subscription, batch: StreamBatch) -> None:
-        left = len(batch) if self._limit is None else min(len(batch), self._limit - self.printed)
-        print_stream_rows(self._out, batch.messages()[:left])
+async def _print_rows(
+    out: Output, subscription: Subscription, limit: int | None, wait: float | None, *, ack: bool
+) -> int:
+    """Print rows until none has arrived for `wait` seconds, and ack them. Return their number."""
+    rows, printed = aiter(subscription), 0
+    while limit is None or printed < limit:
+        try:
+            async with asyncio.timeout(wait):
+                batch = await anext(rows, None)
+        except TimeoutError:
+            break
+        if batch is None:
+            break
+        left = len(batch) if limit is None else min(len(batch), limit - printed)
+        print_stream_rows(out, batch.messages()[:left])
         sys.stdout.flush()
-        self.printed += left
-        if self._ack:
+        printed += left
+        if ack:
             await subscription.ack({batch.partition: batch.offsets[:left].tolist()})
+        elif printed >= OUTSTANDING_MAX:
+            break  # no more rows arrive while these are outstanding
+    return printed
 
 
 async def _empty_group_help(hl: Broker, topic: str, group: str) -> str:
