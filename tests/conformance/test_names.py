@@ -21,6 +21,7 @@ CALLS = {
     "list_topics": [],
     "delete_topic": ["topic"],
     "stats": ["topic"],
+    "list_stats": [],
     "purge": ["topic"],
     "pause_topic": ["topic", "until"],
     "resume_topic": ["topic"],

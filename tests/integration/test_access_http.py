@@ -61,7 +61,7 @@ async def test_key_is_made_used_listed_and_revoked(rig: GuardedRig) -> None:
     async with rig.as_(secret) as worker:
         await worker.enqueue("jobs", b"x")
         listed = await rig.ask("GET", "/v1/keys")
-        found = next(k for k in listed.json()["keys"] if k["id"] == key["id"])
+        found = next(k for k in listed.json()["items"] if k["id"] == key["id"])
         assert found["created_at"] == key["created_at"]
         assert found["last_used_at"] >= found["created_at"]
         assert secret.split("_", 2)[2] not in listed.text
@@ -70,6 +70,30 @@ async def test_key_is_made_used_listed_and_revoked(rig: GuardedRig) -> None:
         assert gone.json()["key"]["revoked_at"] is not None
         with pytest.raises(Unauthenticated):
             await worker.enqueue("jobs", b"x")
+
+
+async def test_keys_and_users_come_in_pages(rig: GuardedRig) -> None:
+    for name in ("b@example.org", "a@example.org"):
+        body = {"email": name, "password": PASSWORD, "scopes": ["jobs:consume"]}
+        assert (await rig.ask("POST", "/v1/users", json=body)).status_code == 201
+    expected = {"keys": [k.id for k in rig.guard.keys.list()], "users": ["a@example.org", "b@example.org"]}
+    for noun, names in expected.items():
+        found, cursor = [], ""
+        while cursor is not None:
+            page = (await rig.ask("GET", f"/v1/{noun}?limit=1" + (cursor and f"&cursor={cursor}"))).json()
+            found += [item.get("id", item.get("email")) for item in page["items"]]
+            assert len(page["items"]) == 1
+            cursor = page.get("cursor")
+        assert found == names
+
+
+async def test_statistics_of_all_topics_are_those_that_the_caller_may_consume(rig: GuardedRig) -> None:
+    for topic in ("jobs", "mail", "shop/a"):
+        await rig.behind.create_topic(topic, **rig.small)
+    visible = {"*:consume": ["jobs", "mail", "shop/a"], "shop/*:consume": ["shop/a"], "*:produce": []}
+    for scopes, names in visible.items():
+        answer = (await rig.ask("GET", "/v1/stats", rig.key(scopes)[1])).json()
+        assert [stats["topic"] for stats in answer["items"]] == names
 
 
 async def test_user_is_made_changed_and_kept_out(rig: GuardedRig) -> None:
@@ -90,7 +114,7 @@ async def test_user_is_made_changed_and_kept_out(rig: GuardedRig) -> None:
         await rig.guard.login("eve@example.org", Secret(OTHER_PASSWORD))
     await rig.ask("PATCH", "/v1/users/eve@example.org", json={"disabled": False})
     await rig.guard.login("eve@example.org", Secret(OTHER_PASSWORD))
-    assert [u["email"] for u in (await rig.ask("GET", "/v1/users")).json()["users"]] == ["eve@example.org"]
+    assert [u["email"] for u in (await rig.ask("GET", "/v1/users")).json()["items"]] == ["eve@example.org"]
 
 
 @pytest.mark.parametrize(

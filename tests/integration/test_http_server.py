@@ -163,10 +163,13 @@ async def test_log_comes_as_lines_of_json(rig: HttpRig) -> None:
     assert (await rig.get("log", topic="jobs", partition=7)).status_code == 400
 
 
-async def test_stats_without_a_topic_are_of_all_heaps(rig: HttpRig) -> None:
+async def test_stats_of_all_heaps_are_a_page(rig: HttpRig) -> None:
     await rig.heap("other")
-    assert [h["topic"] for h in (await rig.get("stats")).json()["items"]] == ["jobs", "other"]
-    assert (await rig.get("stats", topic="other")).json()["topic"] == "other"
+    first = (await rig.get("stats", limit=1)).json()
+    assert [h["topic"] for h in first["items"]] == ["jobs"]
+    last = (await rig.get("stats", cursor=first["cursor"])).json()
+    assert ([h["topic"] for h in last["items"]], "cursor" in last) == (["other"], False)
+    assert (await rig.get("heaps/other:stats")).json()["topic"] == "other"
     assert (await rig.get("stats", tpic="other")).status_code == 400
 
 

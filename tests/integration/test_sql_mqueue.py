@@ -45,7 +45,7 @@ async def test_messages_live_as_the_seed_describes(client: Client) -> None:
     items = [item(b"c", 2), item(b"b", 1, deliver_after=later), item(b"a", 1, deliver_after=soon), item(b"d", 2)]
     ids = (await client.enqueue(*items)).json()
     client.http.headers.update(client.headers)
-    await until(client.http, f"/v1/stats?topic={WHERE}", lambda answer: answer.json()["ready"] == 4)
+    await until(client.http, f"/v1/heaps/{WHERE}:stats", lambda answer: answer.json()["ready"] == 4)
     taken = await client.take()
     # The lowest priority first, then the earliest deliver_after, then the lowest id.
     assert [m["id"] for m in taken] == [ids[2], ids[1], ids[0], ids[3]]

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from heapline.contract.call import Access, Command, Page, Repeat, Right, call, call_family
 from heapline.contract.errors import BadRequest
-from heapline.contract.fields import Cursor
+from heapline.contract.fields import PAGE_MAX, Cursor
 
 EVERYWHERE = (Access(Right.ADMIN, ""),)
 auth_call = call_family(needs=EVERYWHERE, feature="auth", route="system")
@@ -42,10 +42,6 @@ class KeyInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     revoked_at: datetime | None = None
 
 
-class KeyList(Struct, frozen=True):
-    keys: list[KeyInfo]
-
-
 class OneKey(Struct, frozen=True):
     key: KeyInfo
 
@@ -56,8 +52,11 @@ class NewKey(Struct, frozen=True):
 
 
 @auth_call(id=0xA0, rpc="ListKeys", http="GET /v1/keys")
-class ListKeys(Command[KeyList]):
-    """List API keys."""
+class ListKeys(Command[Page[KeyInfo]]):
+    """List API keys, oldest first."""
+
+    cursor: Cursor | None = None
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 1000
 
 
 @auth_call(id=0xA1, rpc="CreateKey", http="POST /v1/keys", repeat=Repeat.ONCE, audit=("name",), status=201)
@@ -82,17 +81,16 @@ class UserInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     disabled_at: datetime | None = None
 
 
-class UserList(Struct, frozen=True):
-    users: list[UserInfo]
-
-
 class OneUser(Struct, frozen=True):
     user: UserInfo
 
 
 @auth_call(id=0xA3, rpc="ListUsers", http="GET /v1/users")
-class ListUsers(Command[UserList]):
-    """List users."""
+class ListUsers(Command[Page[UserInfo]]):
+    """List users, by email."""
+
+    cursor: Cursor | None = None
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 1000
 
 
 @auth_call(id=0xA4, rpc="CreateUser", http="POST /v1/users", repeat=Repeat.ONCE, audit=("email",), status=201)

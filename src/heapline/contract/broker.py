@@ -225,6 +225,7 @@ class Methods:
     get_topic = command(topics.GetTopic)
     delete_topic = command(topics.DeleteTopic)
     stats = command(topics.Stats)
+    list_stats = listing(topics.ListStats)
     purge = command(topics.Purge, _count)
     pause_topic = command(topics.PauseTopic)
     resume_topic = command(topics.ResumeTopic)

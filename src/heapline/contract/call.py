@@ -9,9 +9,11 @@ to the handler. A `Context` travels beside a call through every `do`, into the e
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import Enum
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform, get_args
 
 import msgspec
@@ -21,7 +23,9 @@ from heapline.contract.check import compile_check
 from heapline.contract.errors import BadRequest
 
 R = TypeVar("R")
-K = TypeVar("K", bound="type[Call[Any]]")
+K = TypeVar("K")
+C = TypeVar("C", bound="type[Call[Any]]")
+PAGE_BYTES = 1 << 20  # of the items of a page in msgpack; a page has at least one item
 
 
 class Right(Enum):
@@ -102,12 +106,12 @@ CALLS: dict[int, type[Call[Any]]] = {}
 BY_RPC: dict[str, type[Call[Any]]] = {}
 
 
-def call(*, needs: Right | tuple[Access, ...] | None = None, **facts: Any) -> Callable[[K], K]:
+def call(*, needs: Right | tuple[Access, ...] | None = None, **facts: Any) -> Callable[[C], C]:
     """Register a call. `needs=Right.X` means that right on the command's topic."""
     if isinstance(needs, Right):
         needs = (Access(needs),)
 
-    def register(kind: K) -> K:
+    def register(kind: C) -> C:
         kind.facts = Facts(needs=needs or (), **facts)
         kind.result = get_args(kind.__orig_bases__[0])[0]  # type: ignore[attr-defined]
         kind._check = _check_later(kind)
@@ -120,7 +124,7 @@ def call(*, needs: Right | tuple[Access, ...] | None = None, **facts: Any) -> Ca
     return register
 
 
-def call_family(**shared: Any) -> Callable[..., Callable[[K], K]]:
+def call_family(**shared: Any) -> Callable[..., Callable[[C], C]]:
     """Return `call` with facts that several calls share; each call may override them."""
     return partial(call, **shared)
 
@@ -163,9 +167,48 @@ def read_cursor(cursor: str | None, kind: Any, first: R) -> R:
         raise BadRequest(f"cursor must be one that the previous page returned, got {cursor!r}") from None
 
 
-def page_by_name(items: Sequence[Any], cursor: str | None, limit: int, name: str = "name") -> Page[Any]:
-    """Return one page of a list that is sorted by a name."""
-    after = read_cursor(cursor, str, "")
-    rest = [item for item in items if getattr(item, name) > after] if after else list(items)
-    chosen = rest[:limit]
-    return Page(chosen, cursor_of(getattr(chosen[-1], name)) if len(rest) > limit else None)
+class PageBuilder(Generic[R]):
+    """Collects the items of a page until it has `limit` of them or PAGE_BYTES."""
+
+    def __init__(self, limit: int) -> None:
+        self.items: list[R] = []
+        self._limit, self._room = limit, PAGE_BYTES
+
+    def add(self, item: R) -> bool:
+        """Add an item. Return False, without adding it, if the page is full."""
+        self._room -= len(msgspec.msgpack.encode(item))
+        if self.items and (len(self.items) >= self._limit or self._room < 0):
+            return False
+        self.items.append(item)
+        return True
+
+
+def page_of(
+    items: Iterable[K],
+    cursor: str | None,
+    limit: int,
+    key: Callable[[K], Any] = attrgetter("name"),
+    kind: Any = str,
+    shape: Callable[[K], Any] | None = None,
+) -> Page[Any]:
+    """Return one page of a list, ordered by a key of type `kind`. `shape` makes the answer's items."""
+    rest = sorted(items, key=key)
+    if cursor is not None:
+        rest = rest[bisect_right(rest, read_cursor(cursor, kind, None), key=key) :]
+    page: PageBuilder[Any] = PageBuilder(limit)
+    for i, item in enumerate(rest):
+        if not page.add(item if shape is None else shape(item)):
+            return Page(page.items, cursor_of(key(rest[i - 1])))
+    return Page(page.items)
+
+
+async def read_page(
+    names: Sequence[str], cursor: str | None, limit: int, read: Callable[[str], Awaitable[R | None]]
+) -> Page[R]:
+    """Return one page of what `read` returns for each of these sorted names. Names with None are left out."""
+    page: PageBuilder[R] = PageBuilder(limit)
+    for i in range(bisect_right(names, read_cursor(cursor, str, "")), len(names)):
+        item = await read(names[i])
+        if item is not None and not page.add(item):
+            return Page(page.items, cursor_of(names[i - 1]))
+    return Page(page.items)

@@ -75,11 +75,19 @@ class GetTopic(Command[TopicInfo]):
     topic: Topic
 
 
-@call(id=0x04, rpc="Stats", http="GET /v1/stats", needs=Right.CONSUME)
+@call(id=0x04, rpc="Stats", http="GET /v1/heaps/{topic}:stats", needs=Right.CONSUME)
 class Stats(Command[TopicStats]):
     """Return the statistics of a topic."""
 
     topic: Topic
+
+
+@call(id=0x0C, rpc="ListStats", http="GET /v1/stats", rows=Access(Right.CONSUME, "topic"), route="all", merge="pages")
+class ListStats(Command[Page[TopicStats]]):
+    """List the statistics of the topics that the caller may consume from, by name."""
+
+    cursor: Cursor | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 
 @call(id=0x05, rpc="Pause", http="POST /v1/heaps/{topic}:pause", needs=ADMIN, audit=("until",))

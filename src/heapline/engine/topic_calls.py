@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable
 
 import numpy as np
 
 from heapline.contract import topics
-from heapline.contract.call import Context, Count, Page, page_by_name
+from heapline.contract.call import Context, Count, Page, page_of, read_page
 from heapline.contract.check import fail, instant_to_ms
+from heapline.contract.errors import TopicNotFound
 from heapline.contract.message import (
     DepthBucket,
     DueBucket,
@@ -53,7 +55,7 @@ def delete_topic(broker: TopicKeeper, command: topics.DeleteTopic, context: Cont
 
 @handles(topics.ListTopics)
 async def list_topics(broker: TopicKeeper, command: topics.ListTopics, context: Context) -> Page[TopicInfo]:
-    return page_by_name(broker.topic_infos(), command.cursor, command.limit)
+    return page_of(broker.topic_infos(), command.cursor, command.limit)
 
 
 @handles(topics.GetTopic)
@@ -66,6 +68,16 @@ async def stats(broker: TopicKeeper, command: topics.Stats, context: Context) ->
     runner = broker.runner(command.topic)
     usage = await runner.io.run(runner.loaded.journal.usage)
     return await runner.call(lambda now: topic_stats(runner, usage, now))
+
+
+@handles(topics.ListStats)
+async def list_stats(broker: TopicKeeper, command: topics.ListStats, context: Context) -> Page[TopicStats]:
+    async def read(topic: str) -> TopicStats | None:
+        with contextlib.suppress(TopicNotFound):  # deleted meanwhile
+            return await stats(broker, topics.Stats(topic), context)
+        return None
+
+    return await read_page([info.name for info in broker.topic_infos()], command.cursor, command.limit, read)
 
 
 @handles(topics.Purge)

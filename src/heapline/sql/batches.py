@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import asyncpg
 
 from heapline.contract import batches
-from heapline.contract.call import Context, Count, Page, page_by_name
+from heapline.contract.call import Context, Count, Page, page_of
 from heapline.contract.config import BrokerConfig
 from heapline.contract.errors import BatchDecided, Closed, HeaplineError, UnknownPart
 from heapline.contract.message import BatchInfo, SinkInfo, from_ms
@@ -261,8 +262,7 @@ async def list_batches(node: Node, command: batches.ListBatches, context: Contex
             messages=row["messages"],
             since=from_ms(row["at"]),
         )
-    infos = sorted(found.values(), key=lambda info: info.batch_id)
-    return page_by_name(infos, command.cursor, command.limit, "batch_id")
+    return page_of(found.values(), command.cursor, command.limit, attrgetter("batch_id"))
 
 
 async def _rows(shard: Shard, name: str) -> list[Any]:
@@ -285,7 +285,7 @@ async def list_sinks(node: Node, command: batches.ListSinks, context: Context) -
         )
         for row in await _rows(node.shards[0], "list_sinks")
     ]
-    return page_by_name(sorted(infos, key=lambda info: info.name), command.cursor, command.limit)
+    return page_of(infos, command.cursor, command.limit)
 
 
 @handles(batches.ForgetSink)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import asyncpg
 
 from heapline.contract import schedules
-from heapline.contract.call import Context, Page, cursor_of, read_cursor
+from heapline.contract.call import PAGE_BYTES, Context, Page, PageBuilder, cursor_of, read_cursor
 from heapline.contract.errors import (
     BadRequest,
     HeaplineError,
@@ -49,7 +49,6 @@ T = TypeVar("T")
 RETRY_MS = 5000  # until a failed firing is tried again
 PAUSE_SECONDS = 0.02  # at least, between two checks for what is due
 ROUNDS_MAX = 10  # rounds of firings that a change enqueues first
-PAGE_BYTES = 4 << 20  # of schedules in one page, approximately
 CHUNK_BYTES = 256 << 10  # of messages enqueued together
 #: The topic has this firing. A different payload can only come from a schedule that was restored from an old copy.
 KNOWN = (StaleSequence, IdempotencyConflict)
@@ -348,15 +347,12 @@ async def list_schedules(node: Node, command: schedules.ListSchedules, context: 
     after = read_cursor(command.cursor, str, "")
     start = schedule_name(after) if after else ""
     shares = await asyncio.gather(*(_list(shard, start, command.limit) for shard in node.shards))
-    found: list[ScheduleInfo] = []
-    size = 0
+    page: PageBuilder[ScheduleInfo] = PageBuilder(command.limit)
     for row, now in sorted((pair for rows, now in shares for pair in ((row, now) for row in rows)), key=_by_name):
-        if len(found) == command.limit or size > PAGE_BYTES:
-            return Page(found, cursor_of(found[-1].name))
-        found.append(_info(row, row["name"], now))
-        size += len(row["state"])
+        if not page.add(_info(row, row["name"], now)):
+            return Page(page.items, cursor_of(page.items[-1].name))
     is_cut = any(len(rows) == command.limit or _bytes(rows) > PAGE_BYTES for rows, _ in shares)
-    return Page(found, cursor_of(found[-1].name) if is_cut and found else None)
+    return Page(page.items, cursor_of(page.items[-1].name) if is_cut and page.items else None)
 
 
 async def _list(shard: Shard, after: str, limit: int) -> tuple[list[Any], int]:

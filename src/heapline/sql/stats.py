@@ -7,13 +7,15 @@ right. The oldest message and the first lease are searched among as many of the 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import asyncpg
 import numpy as np
 
 from heapline.contract import topics
-from heapline.contract.call import Context
+from heapline.contract.call import Context, Page, read_page
+from heapline.contract.errors import TopicNotFound
 from heapline.contract.message import (
     DepthBucket,
     DueBucket,
@@ -33,6 +35,7 @@ from heapline.sql.node import Node
 from heapline.sql.rings import slot_sizes
 from heapline.sql.shard import Turn
 from heapline.sql.statements import statement
+from heapline.sql.topics import list_infos
 
 SAMPLE_ROWS = 10_000
 SAMPLE_BYTES = SAMPLE_ROWS * 400
@@ -58,6 +61,16 @@ async def stats(node: Node, command: topics.Stats, context: Context) -> TopicSta
             row["ends"] = await connection.fetchval(statement("first_lease_end"), turn.topic.id, SAMPLE_ROWS)
         row["prepared"] = await connection.fetchval(statement("count_prepared"), turn.topic.id)
     return _stats(home, turn, row, depths, dues)
+
+
+@handles(topics.ListStats)
+async def list_stats(node: Node, command: topics.ListStats, context: Context) -> Page[TopicStats]:
+    async def read(topic: str) -> TopicStats | None:
+        with contextlib.suppress(TopicNotFound):  # deleted meanwhile
+            return await stats(node, topics.Stats(topic), context)
+        return None
+
+    return await read_page([info.name for info in await list_infos(node)], command.cursor, command.limit, read)
 
 
 async def _divide(

@@ -8,7 +8,7 @@ import secrets
 import asyncpg
 
 from heapline.contract import topics
-from heapline.contract.call import Context, Count, Page, page_by_name
+from heapline.contract.call import Context, Count, Page, page_of
 from heapline.contract.check import instant_to_ms
 from heapline.contract.config import FIXED_FIELDS, TopicConfig, check_features, make_config
 from heapline.contract.errors import BadRequest, TopicExists, TopicNotFound
@@ -102,9 +102,13 @@ async def delete_topic(node: Node, command: topics.DeleteTopic, context: Context
 
 @handles(topics.ListTopics)
 async def list_topics(node: Node, command: topics.ListTopics, context: Context) -> Page[TopicInfo]:
+    return page_of(await list_infos(node), command.cursor, command.limit)
+
+
+async def list_infos(node: Node) -> list[TopicInfo]:
+    """Return every topic, by name."""
     shares = await asyncio.gather(*(_topics_of(shard) for shard in node.shards))
-    infos = sorted((info for share in shares for info in share), key=lambda info: info.name)
-    return page_by_name(infos, command.cursor, command.limit)
+    return sorted((info for share in shares for info in share), key=lambda info: info.name)
 
 
 async def _topics_of(shard: Shard) -> list[TopicInfo]:

@@ -26,7 +26,16 @@ from heapline.contract.message import DlqFilter, Enqueued, LogEvent, LogFrame, M
 from heapline.contract.messages import Enqueue, EnqueueBatch, GetMessage, NewMessages, Peek, RowError, pack_messages
 from heapline.contract.replays import Replay
 from heapline.contract.schedules import CreateSchedule, GetSchedule
-from heapline.contract.topics import CreateTopic, GetTopic, PauseTopic, Purge, Stats, TopicSettings, UpdateTopic
+from heapline.contract.topics import (
+    CreateTopic,
+    GetTopic,
+    ListStats,
+    PauseTopic,
+    Purge,
+    Stats,
+    TopicSettings,
+    UpdateTopic,
+)
 from heapline.wire.json import ROUTES, JsonOptions, check_lost, error_response, find, openapi, read_error
 from tests.unit.wire.calls import commands, results, same
 
@@ -201,7 +210,7 @@ def test_invalid_query_is_refused_in_the_words_of_the_contract() -> None:
     with pytest.raises(BadRequest, match="message_id is required"):
         get(GetMessage, topic="jobs")
     with pytest.raises(BadName):
-        get(Stats, topic="a b")
+        get(Peek, topic="a b")
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b"nope", b'{"topic": "jobs"} x', b"[" * 100_000])
@@ -224,7 +233,8 @@ def test_body_must_be_an_object() -> None:
         ("GET", "/v1/heaps/jobs", GetTopic, {"topic": "jobs"}),
         ("GET", "/v1/heaps/shop/jobs", GetTopic, {"topic": "shop/jobs"}),
         ("GET", "/v1/heaps/shop%2Fjobs", GetTopic, {"topic": "shop/jobs"}),
-        ("GET", "/v1/stats", Stats, {}),
+        ("GET", "/v1/stats", ListStats, {}),
+        ("GET", "/v1/heaps/shop/jobs:stats", Stats, {"topic": "shop/jobs"}),
         ("POST", "/v1/heaps/shop/jobs:pause", PauseTopic, {"topic": "shop/jobs"}),
         ("POST", "/v1/heaps/jobs:groups/g:ack", GroupAck, {"topic": "jobs", "group": "g"}),
         ("GET", "/v1/schedules/shop/nightly", GetSchedule, {"name": "shop/nightly"}),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from heapline.contract import batches
-from heapline.contract.call import Context, Count, Page, page_by_name
+from heapline.contract.call import Context, Count, Page, page_of
 from heapline.contract.message import BatchInfo, SinkInfo
 from heapline.contract.messages import pack_enqueued
 from heapline.engine.columns import Columns
@@ -56,15 +58,13 @@ async def forget_batch(broker: TopicKeeper, command: batches.ForgetBatch, contex
 @handles(batches.ListBatches)
 async def list_batches(broker: TopicKeeper, command: batches.ListBatches, context: Context) -> Page[BatchInfo]:
     broker.check_open()
-    infos = sorted(await broker.batches.listed(), key=lambda info: info.batch_id)
-    return page_by_name(infos, command.cursor, command.limit, "batch_id")
+    return page_of(await broker.batches.listed(), command.cursor, command.limit, attrgetter("batch_id"))
 
 
 @handles(batches.ListSinks)
 async def list_sinks(broker: TopicKeeper, command: batches.ListSinks, context: Context) -> Page[SinkInfo]:
     broker.check_open()
-    infos = sorted(await broker.batches.sinks(), key=lambda info: info.name)
-    return page_by_name(infos, command.cursor, command.limit)
+    return page_of(await broker.batches.sinks(), command.cursor, command.limit)
 
 
 @handles(batches.ForgetSink)

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from heapline.contract import groups
-from heapline.contract.call import Context, Count, Page, page_by_name
+from heapline.contract.call import Context, Count, Page, page_of
 from heapline.contract.check import fail
 from heapline.contract.columns import pack
 from heapline.contract.errors import DeliveryLost
 from heapline.contract.groups import pack_batch
 from heapline.contract.stream import GroupDeadLetter, GroupInfo
 from heapline.contract.topics import given
+from heapline.core.now import Now
 from heapline.engine.groups import admin
 from heapline.engine.groups.member_calls import FetchCall, SettleCall
 from heapline.engine.handlers import handles
@@ -36,8 +37,12 @@ async def get_group(broker: TopicKeeper, command: groups.GetGroup, context: Cont
 @handles(groups.ListGroups)
 async def list_groups(broker: TopicKeeper, command: groups.ListGroups, context: Context) -> Page[GroupInfo]:
     runner = broker.runner(command.topic)
-    infos = await runner.call(lambda now: [admin.info(runner, group, now) for group in runner.loaded.topic.groups])
-    return page_by_name(sorted(infos, key=lambda info: info.name), command.cursor, command.limit)
+
+    def decide(now: Now) -> Page[GroupInfo]:
+        found = runner.loaded.topic.groups
+        return page_of(found, command.cursor, command.limit, shape=lambda group: admin.info(runner, group, now))
+
+    return await runner.call(decide)
 
 
 @handles(groups.DeleteGroup)

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from heapline.contract import replays
-from heapline.contract.call import Context, Page, page_by_name
+from heapline.contract.call import Context, Page, page_of
 from heapline.contract.check import instant_to_ms
 from heapline.contract.errors import BadRequest, UnavailableError
 from heapline.contract.groups import pack_batch
@@ -125,8 +125,7 @@ async def get_replay(broker: TopicKeeper, command: replays.GetReplay, context: C
 @handles(replays.ListReplays)
 async def list_replays(broker: TopicKeeper, command: replays.ListReplays, context: Context) -> Page[ReplayInfo]:
     broker.check_open()
-    infos = sorted(await broker.replays.listed(), key=lambda info: info.name)
-    return page_by_name(infos, command.cursor, command.limit)
+    return page_of(await broker.replays.listed(), command.cursor, command.limit)
 
 
 @handles(replays.CancelReplay)

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from heapline.contract.call import PageBuilder
 from heapline.contract.errors import Closed, HeaplineError, ScheduleNotFound, StaleEpoch
 from heapline.contract.schedules import Schedule, ScheduleInfo, schedule_name, short
 from heapline.core.latency import Latency
@@ -35,7 +36,6 @@ RETRY_MS = 5000  # ms until a failed enqueue is retried
 PAUSE = 5.0  # seconds between attempts to read the schedules
 CLOSE_SECONDS = 5.0  # seconds that running firings get to finish when the broker closes
 UNDER_WAY_MAX = 256  # concurrent firings: a topic handles them all in one step
-PAGE_BYTES = 4 << 20  # of payloads in one page, approximately
 ROUNDS_MAX = 10  # rounds of firings that a change enqueues first
 
 
@@ -273,14 +273,11 @@ class Scheduler:
 
     def _page(self, book: Book, after: str, limit: int) -> tuple[list[ScheduleInfo], str | None]:
         names = book.names()
-        found: list[ScheduleInfo] = []
-        size = 0
+        page: PageBuilder[ScheduleInfo] = PageBuilder(limit)
         for name in names[bisect_right(names, after) :]:
-            if len(found) == limit or size > PAGE_BYTES:
-                return found, found[-1].name
-            found.append(self._told(book, name))
-            size += len(found[-1].payload)
-        return found, None
+            if not page.add(self._told(book, name)):
+                return page.items, page.items[-1].name
+        return page.items, None
 
     def _told(self, book: Book, name: str) -> ScheduleInfo:
         standing = book.get(name)

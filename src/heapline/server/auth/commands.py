@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from heapline.contract import admin
+from heapline.contract.call import Page, page_of
 from heapline.contract.errors import BadRequest
 from heapline.contract.message import from_ms
 from heapline.server.auth.guard import StoreGuard
@@ -47,9 +49,11 @@ class AuthCommands:
 
     # -- keys ------------------------------------------------------------------------------------------------------
 
-    async def list_keys(self, command: admin.ListKeys, request: Request) -> admin.KeyList:
+    async def list_keys(self, command: admin.ListKeys, request: Request) -> Page[admin.KeyInfo]:
         guard = self._guard
-        return admin.KeyList([_key(guard, record) for record in await guard.run_change(guard.keys.list)])
+        keys = [_key(guard, record) for record in await guard.run_change(guard.keys.list)]
+        by_age = attrgetter("created_at", "id")
+        return page_of(keys, command.cursor, command.limit, by_age, tuple[datetime, str])
 
     async def create_key(self, command: admin.CreateKey, request: Request) -> admin.NewKey:
         guard = self._guard
@@ -69,9 +73,10 @@ class AuthCommands:
 
     # -- users -----------------------------------------------------------------------------------------------------
 
-    async def list_users(self, command: admin.ListUsers, request: Request) -> admin.UserList:
+    async def list_users(self, command: admin.ListUsers, request: Request) -> Page[admin.UserInfo]:
         guard = self._guard
-        return admin.UserList([_user(record) for record in await guard.run_change(guard.users.list)])
+        users = [_user(record) for record in await guard.run_change(guard.users.list)]
+        return page_of(users, command.cursor, command.limit, attrgetter("email"))
 
     async def create_user(self, command: admin.CreateUser, request: Request) -> admin.OneUser:
         guard = self._guard

@@ -1,4 +1,4 @@
-"""Pages of the HTTP port that are not calls of the contract: health, metrics, login, statistics of all topics, docs.
+"""Pages of the HTTP port that are not calls of the contract: health, metrics, login, docs.
 
 `/healthz`: the process is alive. `/readyz`: it accepts calls. `/metrics` is for Prometheus. It has the names of all
 topics and how much goes through them, so without a key it answers only if the server listens on loopback alone, unless
@@ -19,18 +19,15 @@ from typing import Annotated, Any
 
 import msgspec
 
-from heapline.contract.call import Page as ResultPage
 from heapline.contract.call import Right
 from heapline.contract.errors import BadRequest
 from heapline.contract.message import from_ms
-from heapline.contract.topics import ListTopics, Stats
 from heapline.server.auth.secret import Secret, SessionToken
 from heapline.server.dispatcher import Dispatcher
-from heapline.server.gate import Request
 from heapline.server.protocols import mqueue_shapes
 from heapline.server.protocols.http import NO_STORE, Exchange, Page, TooSlow, is_local, read_json
 from heapline.server.telemetry.metrics import CONTENT_TYPE, Metrics
-from heapline.wire.json import ERRORS, ROUTES, openapi
+from heapline.wire.json import ERRORS, openapi
 
 TEXT, HTML = "text/plain; charset=utf-8", "text/html; charset=utf-8"
 LOGIN_BYTES_MAX = 16 << 10  # email and password, however they are escaped
@@ -90,7 +87,6 @@ class Pages:
             ("GET", "/readyz"): self.ready,
             ("GET", "/metrics"): self.metrics,
             ("POST", "/v1/auth/login"): self.login,
-            ("GET", "/v1/stats"): self.stats,
             ("GET", "/docs"): self.docs,
             ("GET", "/openapi.json"): self.openapi,
         }
@@ -129,34 +125,6 @@ class Pages:
         answer = Token(token.reveal(), from_ms(token.expires_at))
         await exchange.respond(msgspec.json.encode(answer), headers=NO_STORE)
 
-    async def stats(self, exchange: Exchange) -> None:
-        """Return the statistics of a topic, or of all topics that the caller may consume from."""
-        topic = exchange.query().get("topic", "")
-        rpc = Stats.facts.rpc if topic else ListTopics.facts.rpc
-        async with Request(self._gate, "http", rpc, exchange.headers, topic=topic) as request:
-            query = exchange.query()
-            route = ROUTES[Stats]
-            if topic:
-                command, options = route.read({}, query, b"")
-                answer = route.encode(await self._dispatcher.run(command, request), options)
-            else:
-                if query:
-                    raise BadRequest(f"unknown parameter {min(query)!r}; /v1/stats has topic")
-                answer = await self._all_stats(request)
-        await exchange.respond(answer)
-
-    async def _all_stats(self, request: Request) -> bytes:
-        names: list[str] = []
-        page: ResultPage[Any] = await self._dispatcher.run(ListTopics(), request)
-        names += [info.name for info in page.items]
-        while page.cursor is not None:
-            page = await self._dispatcher.step(ListTopics(page.cursor), request)
-            names += [info.name for info in page.items]
-        visible = [name for name in names if request.caller.may(Right.CONSUME, name)]
-        route = ROUTES[Stats]
-        items = [route.encode(await self._dispatcher.step(Stats(name), request)) for name in visible]
-        return b'{"items":[' + b",".join(items) + b"]}"
-
     # -- docs ------------------------------------------------------------------------------------------------------
 
     async def docs(self, exchange: Exchange) -> None:
@@ -177,7 +145,6 @@ def document() -> dict[str, Any]:
     """Return the document. Takes some milliseconds: keep it."""
     found = openapi()
     found["info"]["description"] = DESCRIPTION
-    _describe_stats(found)
     refs, schemas = msgspec.json.schema_components([Login, Token], ref_template="#/components/schemas/{name}")
     found["components"]["schemas"].update(schemas)
     found["paths"] |= {
@@ -188,18 +155,6 @@ def document() -> dict[str, Any]:
         **mqueue_shapes.paths(),
     }
     return found
-
-
-def _describe_stats(found: dict[str, Any]) -> None:
-    """Without a topic, /v1/stats returns the statistics of all topics, as `items`."""
-    stats = found["paths"]["/v1/stats"]["get"]
-    for parameter in stats["parameters"]:
-        parameter["required"] = False
-    content = stats["responses"]["200"]["content"]["application/json"]
-    one = content["schema"]
-    every = {"type": "object", "properties": {"items": {"type": "array", "items": one}}, "required": ["items"]}
-    found["components"]["schemas"]["StatsAnswer"] = {"anyOf": [one, every]}
-    content["schema"] = {"$ref": "#/components/schemas/StatsAnswer"}
 
 
 def _login(request: Any, answer: Any) -> dict[str, Any]:
