@@ -103,8 +103,8 @@ async def batched(path: Path, batches: int, partitions: int) -> dict[str, float]
         assert (stats.acked_total, stats.ready) == (batches * BATCH, 0)
         await hl.delete_topic(topic)
     return {
-        "rate": batches * BATCH / spent, "messages": batches * BATCH, "commits": stats.commits_total,
-        "bytes": stats.journal_bytes_written_total, "cpu_us": cpu / (batches * BATCH) * 1e6,
+        "rate": batches * BATCH / spent, "messages": batches * BATCH, "commits": stats.log.commits_total,
+        "bytes": stats.log.journal_bytes_written_total, "cpu_us": cpu / (batches * BATCH) * 1e6,
     }  # fmt: skip
 
 

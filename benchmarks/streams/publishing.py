@@ -44,7 +44,7 @@ async def publishing(path: Path, count: int) -> dict[str, float]:
         stats = await hl.stats("events")
         assert stats.ready == count
         await hl.delete_topic("events")
-    return {"rate": count / spent, "commits": stats.commits_total, "bytes": stats.journal_bytes_written_total}
+    return {"rate": count / spent, "commits": stats.log.commits_total, "bytes": stats.log.journal_bytes_written_total}
 
 
 async def publish(hl: heapline.Broker, topic: str, count: int) -> None:

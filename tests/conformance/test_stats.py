@@ -122,3 +122,9 @@ async def test_stats_count_how_long_enqueues_pops_and_commits_took(jobs: Broker)
     assert grown["pop"] == 1
     assert grown["commit"] >= 2
     assert all(len(told.counts) == len(told.bounds_ms) + 1 for told in after.values())
+
+
+async def test_stats_have_the_parts_of_the_features_that_the_broker_has(jobs: Broker) -> None:
+    features, stats = (await jobs.describe()).features, await jobs.stats("jobs")
+    assert (stats.log is not None) == ("log" in features)
+    assert (stats.spine is not None) == ("partitions" in features)

@@ -114,7 +114,7 @@ async def test_metrics_count_every_event(tmp_path: Path) -> None:
     assert got["pop_latency_ms_count", "jobs"] == 1
     assert got["commit_latency_ms_count", "jobs"] == got["commits_total", "jobs"] > 4
     assert got["raft_apply_latency_ms_sum", "all", "jobs"] == got["commit_latency_ms_sum", "jobs"] > 0
-    assert got["wal_bytes_written_total",] == stats.journal_bytes_written_total > 0
+    assert got["wal_bytes_written_total",] == stats.log.journal_bytes_written_total > 0
     assert got["snapshot_bytes", "all", "jobs"] > 0
     assert got["snapshots_total", "jobs"] == 1
     assert got["calls_total", "EnqueueBatch", "OK", "grpc"] == 1

@@ -33,7 +33,7 @@ from heapline.cli.output import (
 from heapline.contract.broker import Broker
 from heapline.contract.config import FIXED_FIELDS, Aging, Backoff, TopicConfig
 from heapline.contract.errors import BadRequest, PermissionDenied, TopicNotFound
-from heapline.contract.message import PartitionStats, TopicInfo, TopicStats
+from heapline.contract.message import LogStats, PartitionStats, TopicInfo, TopicStats
 
 JSON_HELP = (
     "one object per topic, with topic, incarnation, config (its settings, in seconds and bytes) and, if you may read "
@@ -346,9 +346,13 @@ def _state_facts(stats: TopicStats) -> list[tuple[str, str]]:
         ("leased", count(stats.leased)),
         ("dead", alarm(stats.dead)),
         ("since the server started", totals),
-        ("journal", f"{size(stats.journal_bytes)} in {counted(stats.journal_segments, 'segment')}"),
+        ("journal", _journal(stats.log) if stats.log is not None else ""),
         ("durability", stats.durability),
     ]
+
+
+def _journal(log: LogStats) -> str:
+    return f"{size(log.journal_bytes)} in {counted(log.journal_segments, 'segment')}"
 
 
 def _next_due(stats: TopicStats) -> str:

@@ -255,6 +255,19 @@ class SpineStats(msgspec.Struct, frozen=True, kw_only=True):
     refusals_total: int  # selections that found nothing to give although messages were ready
 
 
+class LogStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics that only a broker with the feature "log" has."""
+
+    commits_total: int  # units written, since this process opened the topic, as are all totals
+    journal_bytes: int  # on disk
+    journal_segments: int
+    journal_bytes_written_total: int
+    memory_bytes: int  # of heaps, timers and dedup
+    clock_jumps_total: int
+    reloads_total: int
+    corrupt_records_total: int
+
+
 class LatencyHistogram(msgspec.Struct, frozen=True, kw_only=True):
     """Durations of one kind of operation, counted by bucket since this process opened the topic."""
 
@@ -280,15 +293,8 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
     lease_timeouts_total: int
     dead_total: int
     expired_total: int
-    commits_total: int
-    journal_bytes: int  # on disk
-    journal_segments: int
-    journal_bytes_written_total: int
-    memory_bytes: int  # of heaps, timers and dedup
-    clock_jumps_total: int
-    reloads_total: int
-    corrupt_records_total: int
-    spine: SpineStats
+    spine: SpineStats | None = None  # None: the broker lacks the feature "partitions"
+    log: LogStats | None = None  # None: the broker lacks the feature "log"
     # Seconds since the oldest ready message was enqueued, even if it was delayed at first; None = none is ready. It may
     # be a removed message: one of 4096 neighbors in order, or one cancelled or expired and not yet swept.
     oldest_ready_age: float | None = None

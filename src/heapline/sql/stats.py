@@ -21,14 +21,12 @@ from heapline.contract.message import (
     DueBucket,
     LatencyHistogram,
     PartitionStats,
-    SpineStats,
     TopicStats,
 )
 from heapline.core.depth_histogram import DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS, scaled
 from heapline.core.ids import unix_ms_of
 from heapline.core.latency import BOUNDS_MS, Latency
 from heapline.core.order import Ordering
-from heapline.sql.counters import Counters
 from heapline.sql.handlers import handles
 from heapline.sql.home import Home
 from heapline.sql.node import Node
@@ -131,15 +129,6 @@ def _stats(home: Home, turn: Turn, row: dict[str, Any], depths: list[int], dues:
         lease_timeouts_total=counters.timeouts,
         dead_total=counters.dead,
         expired_total=counters.expired,
-        commits_total=shard.commits_total,
-        journal_bytes=0,  # there is no journal
-        journal_segments=0,
-        journal_bytes_written_total=0,
-        memory_bytes=0,  # and nothing in memory
-        clock_jumps_total=0,
-        reloads_total=0,
-        corrupt_records_total=0,
-        spine=_spine(counters, topic.config.k, counts["ready"]),
         oldest_ready_age=age,
         depth_by_priority=[DepthBucket(*bucket) for bucket in buckets if bucket[2]],
         due_histogram=[DueBucket(*bucket) for bucket in zip((*DUE_WITHIN, None), dues, strict=True)],
@@ -149,20 +138,6 @@ def _stats(home: Home, turn: Turn, row: dict[str, Any], depths: list[int], dues:
             "pop": _histogram(counters.pop),
             "commit": _histogram(shard.commits),
         },
-    )
-
-
-def _spine(counters: Counters, k: int, ready: int) -> SpineStats:
-    return SpineStats(
-        strategy="best_first",
-        k=k,
-        bound=1,
-        partitions=1,
-        available=1,
-        candidates=int(ready > 0),
-        updates_total=0,
-        selections_total=0,
-        refusals_total=0,
     )
 
 

@@ -31,7 +31,7 @@ async def test_failed_commit_acknowledges_no_call_and_reloads_the_topic(operatio
         assert "retry" in str(answers[0])
         await serving(rig)
         stats = await rig.hl.stats("jobs")
-        assert stats.reloads_total == 1
+        assert stats.log.reloads_total == 1
         assert (await rig.hl.get("jobs", kept.id)).payload == b"kept"
         await rig.hl.enqueue("jobs", b"after")
         found = {m.payload for m in await rig.hl.pop("jobs", 20)}
@@ -167,8 +167,9 @@ async def test_totals_continue_across_a_reload() -> None:
             await rig.hl.enqueue("jobs", b"x")
         await serving(rig)
         after = await rig.hl.stats("jobs")
-        names = ("enqueued_total", "duplicates_total", "leased_total", "acked_total", "commits_total")
+        names = ("enqueued_total", "duplicates_total", "leased_total", "acked_total")
         assert all(getattr(after, name) >= getattr(before, name) > 0 for name in names)
+        assert after.log.commits_total >= before.log.commits_total > 0
 
 
 async def test_corrupt_record_is_set_aside_and_reported() -> None:
@@ -180,7 +181,7 @@ async def test_corrupt_record_is_set_aside_and_reported() -> None:
         rig.disk.damage(segment, data.index(b"C" * 2000) // 512 + 1)
         messages = await hl.pop("jobs", 10)
         assert [m.id for m in messages] == ids[:2] + ids[3:]
-        assert (await hl.stats("jobs")).corrupt_records_total == 1
+        assert (await hl.stats("jobs")).log.corrupt_records_total == 1
         (dead,) = await hl.dlq_list("jobs")
         assert (dead.id, dead.reason, dead.payload) == (ids[2], "record corrupt", None)
 

@@ -84,7 +84,7 @@ async def test_policy_change_of_a_live_topic_takes_effect_immediately() -> None:
         assert len(syncs) == 1
         await held.ack()
         stats = await rig.hl.stats("jobs")
-        assert (stats.reloads_total, stats.enqueued_total) == (0, 3)
+        assert (stats.log.reloads_total, stats.enqueued_total) == (0, 3)
 
 
 async def test_log_of_a_relaxed_topic_ends_at_the_durable_end() -> None:

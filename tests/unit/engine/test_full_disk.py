@@ -38,7 +38,7 @@ async def test_full_disk_refuses_enqueues_and_can_be_drained() -> None:
             await rig.hl.ack(again)
             drained += len(messages)
         assert drained == count
-        assert (await rig.hl.stats("jobs")).reloads_total == 0
+        assert (await rig.hl.stats("jobs")).log.reloads_total == 0
 
         await until(lambda: rig.runner().loaded.journal.can_grow)
         assert await fill(rig) > count // 2, "space that was drained is given back"

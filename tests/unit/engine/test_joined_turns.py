@@ -17,14 +17,14 @@ async def commits_of_ten(directory: Path, gather_steps: int) -> int:
     config = BrokerConfig(spare_segment_bytes=0, gather_steps=gather_steps)
     async with EmbeddedBroker(str(directory), config=config) as broker:
         await broker.create_topic("jobs", segment_bytes=1 << 20)
-        before = (await broker.stats("jobs")).commits_total
+        before = (await broker.stats("jobs")).log.commits_total
         calls = []
         for i in range(10):
             calls.append(asyncio.ensure_future(broker.enqueue("jobs", b"%d" % i)))
             await asyncio.sleep(0)
         results = await asyncio.gather(*calls)
         assert len({r.id for r in results}) == 10
-        return (await broker.stats("jobs")).commits_total - before
+        return (await broker.stats("jobs")).log.commits_total - before
 
 
 async def test_calls_of_several_loop_steps_share_a_commit_when_they_gather(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ async def test_failed_snapshot_is_harmless_and_retried() -> None:
         rig.disk.inject("create", path="snapshots", times=2)
         await rig.hl.enqueue("jobs", b"x")
         await until(lambda: rig.runner().upkeep.snapshots_total == 1)
-        assert (await rig.hl.stats("jobs")).reloads_total == 0
+        assert (await rig.hl.stats("jobs")).log.reloads_total == 0
 
 
 # -- reclaim -----------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ async def test_dead_segments_are_deleted_and_the_log_then_starts_later() -> None
         start, end = (await rig.hl.offsets("jobs"))[0]
         assert 0 < start <= end
         stats = await rig.hl.stats("jobs")
-        assert stats.journal_segments == len(rig.files(".seg"))
+        assert stats.log.journal_segments == len(rig.files(".seg"))
         frames = [frame async for frame in rig.hl.read_log("jobs", start=start)]
         assert (frames[0].offset, frames[-1].offset + frames[-1].row_count) == (start, end)
         await rig.hl.enqueue("jobs", b"still here")
@@ -212,7 +212,7 @@ async def test_live_messages_are_rewritten_so_their_segment_can_be_deleted(parti
             await reclaim(rig)
         assert first not in rig.files(".seg")
         assert rig.runner().upkeep.records_moved_total >= 7
-        assert (await rig.hl.stats("jobs")).reloads_total == 0
+        assert (await rig.hl.stats("jobs")).log.reloads_total == 0
 
         for again in (False, True):
             hl = await rig.reopen() if again else rig.hl
@@ -257,7 +257,7 @@ async def test_full_first_segment_before_many_dead_ones_is_moved_in_slices() -> 
             await churn(rig, 200)
             await reclaim(rig)
         stats = await rig.hl.stats("jobs")
-        assert (stats.delayed, stats.reloads_total) == (count, 0)
+        assert (stats.delayed, stats.log.reloads_total) == (count, 0)
         assert rig.runner().upkeep.records_moved_total > count / 2
         hl = await rig.reopen()
         rig.clock.advance(1e7 + 1)
@@ -345,7 +345,7 @@ async def test_record_moved_during_a_read_is_not_reported_as_corrupt(call: str) 
         else:
             assert (await hl.get("jobs", id)).priority == 7
         stats = await hl.stats("jobs")
-        assert (stats.dead, stats.corrupt_records_total) == (0, 0)
+        assert (stats.dead, stats.log.corrupt_records_total) == (0, 0)
 
 
 async def test_log_read_below_its_start_is_rejected_except_from_0() -> None:

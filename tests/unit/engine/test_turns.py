@@ -19,14 +19,14 @@ from tests.unit.engine.rig import Rig, opened, settle
 
 async def test_calls_of_one_turn_become_one_commit() -> None:
     async with opened() as rig:
-        before = (await rig.hl.stats("jobs")).commits_total
+        before = (await rig.hl.stats("jobs")).log.commits_total
         await asyncio.gather(*(rig.hl.enqueue("jobs", b"x") for _ in range(500)))
-        assert (await rig.hl.stats("jobs")).commits_total == before + 1
+        assert (await rig.hl.stats("jobs")).log.commits_total == before + 1
 
 
 async def test_while_one_commit_is_under_way_the_next_gathers() -> None:
     async with opened() as rig:
-        before = (await rig.hl.stats("jobs")).commits_total
+        before = (await rig.hl.stats("jobs")).log.commits_total
         rig.io.hold = {"commit"}
         first = asyncio.create_task(rig.hl.enqueue("jobs", b"first"))
         await settle()
@@ -41,20 +41,20 @@ async def test_while_one_commit_is_under_way_the_next_gathers() -> None:
         assert not any(task.done() for task in rest)
         rig.io.release()
         await asyncio.gather(*rest)
-        assert (await rig.hl.stats("jobs")).commits_total == before + 2
+        assert (await rig.hl.stats("jobs")).log.commits_total == before + 2
 
 
 async def test_ack_shares_a_commit_with_the_pop_that_follows_a_step_later() -> None:
     async with opened() as rig:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"x")] * 21)
         (message,) = await rig.hl.pop("jobs")
-        before = (await rig.hl.stats("jobs")).commits_total
+        before = (await rig.hl.stats("jobs")).log.commits_total
         for _ in range(20):
             ack = asyncio.ensure_future(rig.hl.ack(message))
             await settle(2)  # one step calls, the next one would be its turn
             (message,) = await rig.hl.pop("jobs")
             await ack
-        assert (await rig.hl.stats("jobs")).commits_total == before + 20
+        assert (await rig.hl.stats("jobs")).log.commits_total == before + 20
 
 
 async def test_ack_is_answered_although_no_pop_follows() -> None:
@@ -218,7 +218,7 @@ async def test_leases_of_more_messages_than_one_frame_holds() -> None:
 async def test_calls_without_changes_write_nothing() -> None:
     async with opened() as rig:
         facts = await prepared(rig)
-        before = (await rig.hl.stats("jobs")).commits_total, await rig.hl.offsets("jobs")
+        before = (await rig.hl.stats("jobs")).log.commits_total, await rig.hl.offsets("jobs")
         await rig.hl.enqueue("jobs", b"known", idempotency_key="k")
         await rig.hl.pause_topic("jobs")
         for _ in range(3):
@@ -228,7 +228,7 @@ async def test_calls_without_changes_write_nothing() -> None:
         with pytest.raises(heapline.LeaseLost):
             await facts["lost"].ack()
         assert await rig.hl.dlq_replay("jobs") == 0
-        after = (await rig.hl.stats("jobs")).commits_total, await rig.hl.offsets("jobs")
+        after = (await rig.hl.stats("jobs")).log.commits_total, await rig.hl.offsets("jobs")
         assert after == (before[0] + 2, {0: (0, before[1][0][1] + 2)}), "a pause and a resume, and that is all"
 
 
@@ -306,7 +306,7 @@ async def test_atomic_batch_of_the_largest_size_allowed_is_written(shape: dict[s
         with pytest.raises(heapline.BadRequest, match="atomic=False"):
             await rig.hl.enqueue_batch("wide", messages[: low + 1], **producer)
         assert (await rig.hl.stats("wide")).ready == low
-        assert (await rig.hl.stats("wide")).reloads_total == 0
+        assert (await rig.hl.stats("wide")).log.reloads_total == 0
 
 
 def _is_let_in(messages: list[Outgoing], config: heapline.TopicConfig) -> bool:

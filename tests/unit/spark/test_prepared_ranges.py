@@ -134,7 +134,7 @@ async def test_topic_can_grow_while_its_first_segment_is_deleted() -> None:
         write_lease(rig.disk, runner.loader.directory, ReaderLease("late", 1, 99, 1 << 60))
         assert await runner.upkeep.reclaimer._give_back(survey, 0)
         assert (first_segment(rig), (await reported_ranges(rig))[0][0]) == (2, at + 3)
-        assert (await rig.hl.stats("jobs")).reloads_total == 0
+        assert (await rig.hl.stats("jobs")).log.reloads_total == 0
 
 
 async def test_reader_holds_the_records_of_its_rows() -> None:

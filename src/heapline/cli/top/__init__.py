@@ -30,8 +30,8 @@ from heapline.cli.top.view import detail_frame, list_frame, plain_lines, transla
 from heapline.contract.config import parse_topic
 from heapline.contract.errors import HeaplineError, TopicNotFound, UnavailableError
 
-STATS = ("ready", "delayed", "leased", "dead", "paused", "oldest_ready_age", "lease_ends_in", "journal_bytes",
-         "memory_bytes")  # fmt: skip
+STATS = ("ready", "delayed", "leased", "dead", "paused", "oldest_ready_age", "lease_ends_in")
+LOG_STATS = ("journal_bytes", "memory_bytes")  # null on a broker without the feature "log"
 LATENCIES = ("enqueue", "pop", "commit")
 
 
@@ -134,6 +134,7 @@ def _topic_json(topic: TopicWatch, in_full: bool) -> dict[str, Any]:
     if topic.trouble or stats is None:
         return {"topic": topic.name, "trouble": topic.trouble}
     fields: dict[str, Any] = {"topic": topic.name, **{name: getattr(stats, name) for name in STATS}}
+    fields |= {name: getattr(stats.log, name, None) for name in LOG_STATS}
     fields["due_10s"], fields["due_60s"] = topic.due_within(10), topic.due_within(60)
     fields["rates"] = topic.rates and topic.rates._asdict()  # messages per second; null after the first sample
     fields["latency_ms"] = {call: topic.latency(call)._asdict() for call in LATENCIES}

@@ -134,6 +134,11 @@ def _age(name: str, style: str) -> Cell:
     return show
 
 
+def _disk(t: TopicWatch, _width: int, _largest: int) -> Text:
+    log = t.stats.log if t.stats else None
+    return Text(size(log.journal_bytes) if log else "", style=QUIET)
+
+
 def _backlog(t: TopicWatch, width: int, largest: int) -> Text:
     """Draw ready and delayed messages relative to the largest backlog of all topics."""
     if t.stats is None or not largest:
@@ -161,7 +166,7 @@ COLUMNS = (
     Column("DUE 1M", 6, lambda t, _w, _m: number(t.due_within(60), DELAYED), "due"),
     Column("LEASE", 6, _age("lease_ends_in", LEASED)),
     Column("COMMIT99", 8, lambda t, _w, _m: Text(millis(t.latency("commit").p99), style=QUIET)),
-    Column("DISK", 9, lambda t, _w, _m: Text(size(t.stats.journal_bytes) if t.stats else "", style=QUIET)),
+    Column("DISK", 9, _disk),
 )
 #: The most important first: a narrow terminal shows only these.
 IMPORTANCE = (

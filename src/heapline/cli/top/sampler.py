@@ -156,8 +156,8 @@ class Totals(NamedTuple):
     dead: int
     enqueued: float | None  # per second
     acked: float | None
-    journal_bytes: int
-    memory_bytes: int
+    journal_bytes: int | None = None  # None: the broker lacks the feature "log"
+    memory_bytes: int | None = None
 
 
 class Watch:
@@ -189,8 +189,12 @@ class Watch:
         are_rates_known = bool(rates) or (self.samples > 1 and not self.topics)
         sums = {
             name: sum(getattr(stats, name) for stats in known)
-            for name in ("ready", "delayed", "leased", "dead", "journal_bytes", "memory_bytes")
+            for name in ("ready", "delayed", "leased", "dead")
         }
+        logs = [stats.log for stats in known if stats.log is not None]
+        if logs or not known:
+            sums["journal_bytes"] = sum(log.journal_bytes for log in logs)
+            sums["memory_bytes"] = sum(log.memory_bytes for log in logs)
         enqueued, acked = sum(r.enqueued for r in rates), sum(r.acked for r in rates)
         return Totals(**sums, enqueued=enqueued if are_rates_known else None, acked=acked if are_rates_known else None)
 

@@ -138,7 +138,8 @@ def facts(topic: TopicWatch, width: int) -> list[Text]:
         depths += Text(f" {topic.trouble}", style="bold red")
     elif stats.paused:
         depths += Text(" ❚❚ paused", style="bold yellow")
-    depths += storage(stats.journal_bytes, stats.memory_bytes, width - depths.cell_len)
+    if stats.log is not None:
+        depths += storage(stats.log.journal_bytes, stats.log.memory_bytes, width - depths.cell_len)
     waits = _pairs(
         ("oldest ready", age(stats.oldest_ready_age), READY),
         ("first lease ends in", age(stats.lease_ends_in), LEASED),
@@ -253,7 +254,9 @@ def depth_line(ready: int, delayed: int, leased: int, dead: int) -> Text:
     return line
 
 
-def storage(journal_bytes: int, memory_bytes: int, width: int) -> Text:
+def storage(journal_bytes: int | None, memory_bytes: int | None, width: int) -> Text:
+    if journal_bytes is None or memory_bytes is None:
+        return Text()
     disk, memory = f" disk {size(journal_bytes)}", f"  memory {size(memory_bytes)}"
     fitting = disk + memory if len(disk + memory) <= width else disk if len(disk) <= width else ""
     return Text(fitting, style=QUIET)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from heapline.contract.message import DepthBucket, DueBucket, LatencyHistogram, PartitionStats, SpineStats, TopicStats
+from heapline.contract.message import (
+    DepthBucket,
+    DueBucket,
+    LatencyHistogram,
+    LogStats,
+    PartitionStats,
+    SpineStats,
+    TopicStats,
+)
 
 BOUNDS = [1.0, 10.0, 100.0]
 
@@ -13,16 +21,18 @@ def stats(topic: str = "jobs", width: int = 1, **given: Any) -> TopicStats:
     fields: dict[str, Any] = {
         "ready": 0, "delayed": 0, "leased": 0, "dead": 0, "paused": False, "durability": "", "enqueued_total": 0,
         "duplicates_total": 0, "leased_total": 0, "acked_total": 0, "nacked_total": 0, "lease_timeouts_total": 0,
-        "dead_total": 0, "expired_total": 0, "commits_total": 0, "journal_bytes": 1 << 20, "journal_segments": 1,
-        "journal_bytes_written_total": 0, "memory_bytes": 4096, "clock_jumps_total": 0, "reloads_total": 0,
-        "corrupt_records_total": 0,
+        "dead_total": 0, "expired_total": 0,
     }  # fmt: skip
     spine = SpineStats(
         strategy="best_first", k=1, bound=1, partitions=width, available=width, candidates=0,
         updates_total=0, selections_total=0, refusals_total=0,
     )  # fmt: skip
+    log = LogStats(
+        commits_total=0, journal_bytes=1 << 20, journal_segments=1, journal_bytes_written_total=0, memory_bytes=4096,
+        clock_jumps_total=0, reloads_total=0, corrupt_records_total=0,
+    )  # fmt: skip
     parts = [PartitionStats(partition=n, ready=1000 + n, delayed=0, leased=0, dead=0, offset=0) for n in range(width)]
-    return TopicStats(**{"topic": topic, "partitions": parts, "spine": spine, **fields, **given})
+    return TopicStats(**{"topic": topic, "partitions": parts, "spine": spine, "log": log, **fields, **given})
 
 
 def commits(quick: int) -> dict[str, LatencyHistogram]:

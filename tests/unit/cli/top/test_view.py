@@ -179,6 +179,14 @@ def test_json_has_rates_waits_and_percentiles() -> None:
     assert set(PartitionStats.__struct_fields__) < set(mail["partitions"][0])
 
 
+def test_topic_of_a_broker_without_a_log_shows_no_disk() -> None:
+    of = Watch()
+    of.add(Sample(0.0, {"jobs": stats(log=None, spine=None)}))
+    assert "disk" not in "\n".join(listed(of, screen(), 200) + detailed(of, screen(topic="jobs"), 200))
+    told = json.loads(json_line(watch_json(of, of.rows(), SERVER)))
+    assert (told["topics"][0]["journal_bytes"], told["totals"]["journal_bytes"]) == (None, None)
+
+
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 

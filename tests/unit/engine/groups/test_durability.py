@@ -154,7 +154,7 @@ async def test_corrupt_row_becomes_a_dead_letter_and_the_group_continues(
         (letter,) = await rig.hl.group_dead_list("jobs", "g")
         assert (letter.reason, letter.payload, letter.id) == ("record corrupt", None, bad)
         assert await lag(rig) == 3
-        assert (await rig.hl.stats("jobs")).corrupt_records_total == 1
+        assert (await rig.hl.stats("jobs")).log.corrupt_records_total == 1
 
 
 async def test_group_that_holds_nothing_continues_at_the_logs_start() -> None:
