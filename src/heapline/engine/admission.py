@@ -1,13 +1,15 @@
 """Turn enqueue calls into `Enqueued` events, as few and as large as one turn allows.
 
-Calls without an identity are combined across callers: one block, and one event per partition. A call with a producer or
-with idempotency keys is judged separately, because its duplicates decide which of its messages are enqueued. All
-messages of a call are in one unit, so an atomic batch is atomic because it is written in one piece.
+Calls whose messages are all new are combined across callers: one block, and one event per partition. These are calls
+without an identity, and numbered calls that continue where their producer ended (producers.py). Any other call is
+judged separately, because its duplicates decide which of its messages are enqueued. All messages of a call are in one
+unit, so an atomic batch is atomic because it is written in one piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,12 @@ from heapline.contract.errors import (
     ConflictError,
     RequestError,
     ResourceExhausted,
-    StaleEpoch,
     UnavailableError,
 )
 from heapline.contract.message import Enqueued
-from heapline.core.dedup.verdict import fingerprint
-from heapline.core.events import I64, ProducerOpened
+from heapline.contract.messages import EnqueuedBatch, enqueued, pack_enqueued
+from heapline.core.dedup.verdict import fingerprints
+from heapline.core.events import I64
 from heapline.core.events import Enqueued as EnqueuedEvent
 from heapline.core.now import Now
 from heapline.core.partition import Partition
@@ -37,12 +39,13 @@ from heapline.engine.columns import (
     gather,
 )
 from heapline.engine.counters import Counters
-from heapline.engine.duplicates import CallShare, FormerPlaces, give_turns
+from heapline.engine.duplicates import SHARE_BITS, CallShare, FormerPlaces, give_turns, name_of_share
+from heapline.engine.producers import NewNumbers, Numbering, Producers
 from heapline.engine.topic import Topic
 from heapline.journal.block import ROW_BYTES, Block, make_block
 from heapline.journal.log import TopicLog
 
-SHARE_ROWS = 1024  # of calls without key that share a partition; more would leave the others empty for long
+SHARE_ROWS = 1 << SHARE_BITS  # of calls without key that share a partition
 BLOCK_BYTES_MAX = (4 << 20) - (64 << 10)  # the largest frame that any replicated log carries
 
 
@@ -50,10 +53,29 @@ Answer = tuple[EnqueueCall, Any]
 _Made = tuple[Partition, Any, Block, I64 | None]  # rows, their block, hashes of fairness keys
 
 
+class _Group:
+    """Calls that are written together."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.calls: list[EnqueueCall] = []
+        self.nbytes = self.count = 0
+        self._numbers = NewNumbers(topic)
+
+    def takes(self, call: EnqueueCall) -> bool:
+        """Return whether all messages of the call are new, even after the group's other calls."""
+        return call.is_plain or self._numbers.take(call)
+
+    def add(self, call: EnqueueCall) -> None:
+        self.calls.append(call)
+        self.nbytes += call.nbytes
+        self.count += call.count
+
+
 class Admission:
     """Admits the enqueue calls of a turn; returns the answers to send once all is durable."""
 
     def __init__(self, topic: Topic, journal: TopicLog, counters: Counters) -> None:
+        self.producers = Producers(topic, journal)
         self._topic = topic
         self._journal = journal
         self._counters = counters
@@ -69,32 +91,32 @@ class Admission:
     def admit(self, calls: Sequence[EnqueueCall], now: Now) -> list[Answer]:
         answers: list[Answer] = []
         limited = self._topic.config.max_backlog > 0
-        group: list[EnqueueCall] = []
-        group_bytes = group_count = 0
+        group = _Group(self._topic)
         for call in calls:
             if call.nbytes > self._group_bytes_max and (refusal := self._outgrown(call)) is not None:
                 answers.append((call, refusal))
                 continue
-            alone = not call.is_plain or (limited and group_count + call.count > self._room())
-            if group and (alone or group_bytes + call.nbytes > self._group_bytes_max):
-                answers += self._admit_plain(group, now)
-                group, group_bytes, group_count = [], 0, 0
-            if alone:
+            if group.calls and group.nbytes + call.nbytes > self._group_bytes_max:
+                answers += self._admit_group(group.calls, now)
+                group = _Group(self._topic)
+            if (limited and group.count + call.count > self._room()) or not group.takes(call):
+                answers += self._admit_group(group.calls, now)
+                group = _Group(self._topic)
                 answers.append((call, self._admit_alone(call, now)))
-                continue
-            group.append(call)
-            group_bytes += call.nbytes
-            group_count += call.count
-        answers += self._admit_plain(group, now)
-        return answers
+            else:
+                group.add(call)
+        return answers + self._admit_group(group.calls, now)
 
     def _outgrown(self, call: EnqueueCall) -> Any:
         """Return the refusal of a batch that no longer fits because the topic has grown meanwhile, or None."""
         try:
             check_batch_bytes(call, self._topic.config)
         except BadRequest as error:
-            return error if call.atomic else [Enqueued(0, error=error)] * call.count
+            return error if call.atomic else self._packed([Enqueued(0, error=error)] * call.count)
         return None
+
+    def _packed(self, results: Sequence[Enqueued]) -> EnqueuedBatch:
+        return pack_enqueued(results, self._topic.id_suffix)
 
     def _room(self) -> int:
         """Return how many more messages may wait."""
@@ -105,42 +127,42 @@ class Admission:
         return ResourceExhausted(f"max_backlog of topic {self._topic.name!r}", self._topic.config.max_backlog)
 
     def _admit_alone(self, call: EnqueueCall, now: Now) -> Any:
-        """Admit a call with an identity, or one that may exceed the limit. Return a result, a list, or an exception."""
+        """Admit a call with an identity, or one that may exceed the limit. Return its result or an exception."""
         try:
             if not call.is_plain:
                 return self._admit_identified(call, now)
             room = self._room()
             if call.count <= room:
-                return self._admit_plain([call], now)[0][1]
+                return self._admit_group([call], now)[0][1]
             if call.atomic or call.columns is None:
                 return self._no_room()
-            part = EnqueueCall(call.future, columns=call.columns.subset(range(room)), atomic=False)
-            taken = self._admit_plain([part], now)[0][1] if room else []
-            return taken + [Enqueued(0, error=self._no_room())] * (call.count - room)
+            taken: list[Enqueued] = []
+            if room:
+                part = EnqueueCall(call.future, columns=call.columns.subset(range(room)), atomic=False)
+                taken = enqueued(self._admit_group([part], now)[0][1])
+            return self._packed(taken + [Enqueued(0, error=self._no_room())] * (call.count - room))
         except (RequestError, ConflictError, UnavailableError) as error:
             return error
 
-    # -- calls without identity ------------------------------------------------------------------------------------
+    # -- calls whose messages are all new ----------------------------------------------------------------------------
 
-    def _admit_plain(self, calls: list[EnqueueCall], now: Now) -> list[Answer]:
+    def _admit_group(self, calls: list[EnqueueCall], now: Now) -> list[Answer]:
         if not calls:
             return []
         columns, spans = gather(calls)
         parts = None if len(self._topic.partitions) == 1 else self._place(columns, spans)
+        is_numbered = any(call.first_seq is not None for call in calls)
         try:
-            ids = self._write(columns, parts, now).tolist()
+            ids = self._write(columns, parts, Numbering(spans, columns.payloads) if is_numbered else None, now)
         except ResourceExhausted as error:  # no more ids: nothing was written yet
             return [(call, error) for call in calls]
-        answers: list[Answer] = []
-        suffix = self._topic.id_suffix
-        for call, start, end in spans:
-            if call.columns is None:
-                answers.append((call, Enqueued(ids[start], id_suffix=suffix)))
-            elif call.wants_ids:
-                answers.append((call, ids[start:end]))
-            else:
-                answers.append((call, [Enqueued(id, False, None, suffix) for id in ids[start:end]]))
-        return answers
+        packed, suffix = ids.data.cast("B"), self._topic.id_suffix
+        return [
+            (call, Enqueued(ids.item(start), False, None, suffix))
+            if call.columns is None
+            else (call, EnqueuedBatch(packed[8 * start : 8 * end], id_suffix=suffix))
+            for call, start, end in spans
+        ]
 
     def _place(self, columns: Columns, spans: Sequence[tuple[EnqueueCall, int, int]]) -> I64:
         """Return the partition of each message, one of several.
@@ -151,18 +173,22 @@ class Admission:
         count = len(self._topic.partitions)
         parts = np.empty(columns.count, dtype=np.int64)
         room = 0
-        for _, start, end in spans:
+        for call, start, end in spans:
+            if call.parts is not None:
+                parts[start:end] = call.parts
+                continue
             if room < end - start:
                 self._turn, room = (self._turn + 1) % count, SHARE_ROWS
             parts[start:end] = self._turn
             room -= end - start
         names = columns.places()
         if names is not None:
-            keyed = {i: key.encode() for i, key in enumerate(names) if key is not None}
+            plain = chain.from_iterable(range(start, end) for call, start, end in spans if call.parts is None)
+            keyed = {i: key.encode() for i in plain if (key := names[i]) is not None}
             parts[list(keyed)] = place(list(keyed.values()), count)
         return parts
 
-    def _write(self, columns: Columns, parts: I64 | None, now: Now) -> I64:
+    def _write(self, columns: Columns, parts: I64 | None, numbering: Numbering | None, now: Now) -> I64:
         """Write all messages as new ones and return their ids.
 
         They are in one block, however many partitions they go to, and those of one partition are adjacent.
@@ -176,6 +202,8 @@ class Admission:
         else:
             order = parts.argsort(kind="stable")
             rows, fairness = rows[order], None if fairness is None else fairness[order]
+            if numbering is not None:
+                numbering.reorder(order)
             index = order.tolist()
             payloads = [payloads[i] for i in index]
             smalls = None if smalls is None else [smalls[i] for i in index]
@@ -195,9 +223,9 @@ class Admission:
             )
             for first, last in _cuts(payloads)
         ]
-        self._emit_blocks(rows, blocks, spans, fairness, now)
+        self._emit_blocks(rows, blocks, spans, fairness, numbering, now)
         if order is None:
-            return rows["id"]
+            return np.ascontiguousarray(rows["id"])
         ids = np.empty(columns.count, dtype=np.int64)
         ids[order] = rows["id"]
         return ids
@@ -208,18 +236,23 @@ class Admission:
         blocks: list[tuple[int, int, Block]],
         spans: list[tuple[Partition, int, int]],
         fairness: I64 | None,
+        numbering: Numbering | None,
         now: Now,
     ) -> None:
         frames = len(spans) + len(blocks)
         total = sum(block.nbytes for _, _, block in blocks) + 512 * frames
+        if numbering is not None:
+            total += len(rows) * EVENT_BYTES_PER_ROW
         self._topic.reserve(self._journal, total, now, blocks=len(blocks), frames=frames)
         for first, last, block in blocks:
             events: list[tuple[Partition, EnqueuedEvent]] = []
             for partition, start, end in spans:
                 start, end = max(start, first), min(end, last)
                 if start < end:
-                    seq = self._topic.take_seq(end - start)
-                    events.append((partition, EnqueuedEvent(0, start - first, end - start, seq)))
+                    event = EnqueuedEvent(0, start - first, end - start, self._topic.take_seq(end - start))
+                    if numbering is not None:
+                        event.producers = numbering.rows(start, end)
+                    events.append((partition, event))
             hashes = None if fairness is None else fairness[first:last]
             self._topic.emit_shared(self._journal, events, rows[first:last], block, now, hashes)
         self._counters.enqueued += len(rows)
@@ -240,12 +273,12 @@ class Admission:
     def _admit_identified(self, call: EnqueueCall, now: Now) -> Any:
         columns = call.columns or Columns([call.message])
         results = self._judge_and_write(call, columns, now)
-        return results if call.columns is not None else results[0]
+        return self._packed(results) if call.columns is not None else results[0]
 
     def judge(self, call: EnqueueCall, columns: Columns, now: Now, batch_id: str | None = None) -> list[CallShare]:
         """Assign a call's rows to partitions and find the new ones. Raise if it is atomic and a row is refused."""
         if call.identity is not None:
-            self._open_epoch(call.identity, call.atomic, columns.seqs or [], now)
+            self._open_epoch(call.identity, call.atomic, columns, now)
         if len(self._topic.partitions) == 1:
             parts = np.zeros(columns.count, dtype=np.int64)
         elif call.is_plain:
@@ -255,7 +288,7 @@ class Admission:
         # Without an identity no retry will look these up.
         prints = np.zeros(columns.count, dtype=np.uint32)
         if not call.is_plain:
-            prints = np.array([fingerprint(p) for p in columns.payloads], dtype=np.uint32)
+            prints = fingerprints(columns.payloads)
         shares = [
             CallShare(self._topic, n, np.flatnonzero(parts == n), call, columns, prints, now, batch_id)
             for n in np.unique(parts).tolist()
@@ -294,38 +327,14 @@ class Admission:
             for share in shares:
                 share.refuse(set(new[room:]), self._no_room())
 
-    def _open_epoch(self, identity: Identity, atomic: bool, seqs: Sequence[int], now: Now) -> None:
+    def _open_epoch(self, identity: Identity, atomic: bool, columns: Columns, now: Now) -> None:
         """Open a new epoch of a producer that brings its own epochs and uses this one for the first time."""
-        known = [p.state.sequences.epoch_of(identity.producer_id) or 0 for p in self._topic.partitions]
-        if identity.epoch < max(known):
-            raise StaleEpoch(identity.producer_id, identity.epoch, max(known))
-        if identity.epoch == max(known):
-            if identity.epoch > min(known):  # the topic has grown since
-                self._open_late([p for p, epoch in enumerate(known) if epoch < identity.epoch], identity, now)
-        else:
-            if atomic and len(set(seqs)) > self._room():  # all are new in this case: refuse before anything changes
-                raise self._no_room()
-            self.open_producer(identity.producer_id, identity.epoch, now)
-
-    def open_producer(self, producer_id: str, epoch: int | None, now: Now) -> int:
-        """Record an epoch (the next one, if none is given) in every partition."""
-        partitions = self._topic.partitions
-        if epoch is None:
-            epoch = max(p.state.sequences.epoch_of(producer_id) or 0 for p in partitions) + 1
-        self._topic.reserve(self._journal, 256 * len(partitions), now, blocks=0, frames=len(partitions))
-        for partition in partitions:
-            event = ProducerOpened(producer_id, epoch, len(partitions))
-            self._topic.emit(self._journal, partition, event, now)
-        return epoch
-
-    def _open_late(self, numbers: list[int], identity: Identity, now: Now) -> None:
-        """Record the current epoch in partitions that were added after it was opened."""
-        partitions = self._topic.partitions
-        opened_with = partitions[0].state.sequences.partitions_of(identity.producer_id) or len(partitions)
-        self._topic.reserve(self._journal, 256 * len(numbers), now, blocks=0, frames=len(numbers))
-        for number in numbers:
-            event = ProducerOpened(identity.producer_id, identity.epoch, opened_with)
-            self._topic.emit(self._journal, partitions[number], event, now)
+        if self.producers.is_open(identity, now):
+            return
+        # All numbers are new in this case: refuse before anything changes.
+        if atomic and columns.seqs is not None and len(np.unique(columns.seqs)) > self._room():
+            raise self._no_room()
+        self.producers.open(identity.producer_id, identity.epoch, now)
 
     def _place_identified(self, call: EnqueueCall, columns: Columns, now: Now) -> I64:
         """Place rows by fairness key or key, else idempotency key, else (producer, sequence), so that retries meet."""
@@ -340,7 +349,8 @@ class Admission:
             elif token is not None:
                 names.append(b"idempotency\0" + token.encode())
             elif call.identity is not None:
-                names.append(f"{call.identity.producer_id}\0{columns.seqs[i]}".encode())  # type: ignore[index]
+                assert columns.seqs is not None
+                names.append(name_of_share(call.identity.producer_id, columns.seqs.item(i)))
             else:
                 self._turn = (self._turn + 1) % count
                 names.append(f"turn\0{self._turn}".encode())

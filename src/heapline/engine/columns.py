@@ -41,7 +41,6 @@ _OPTIONAL = {
     "retries": "max_retries",
     "tokens": "idempotency_key",
     "scopes": "idempotency_scope",
-    "seqs": "seq",
     "fairness": "fairness_key",
 }
 _read_optional: Callable[[Any], tuple[Any, ...]] = attrgetter(*_OPTIONAL.values())
@@ -69,14 +68,17 @@ class Columns:
     retries: list[int | None] | None
     tokens: list[Any] | None
     scopes: list[Any] | None
-    seqs: list[int] | None
     fairness: list[str | None] | None
 
     def __init__(self, messages: Sequence[Outgoing]) -> None:
         self.count = len(messages)
         self.due: I64 | None = None  # alternative to `at`: wall ms, 0 for none
+        self.seqs: I64 | None = None  # the numbers that a producer gave; -1 for none
         self.payloads = [m.payload for m in messages]
         self.priorities = np.array([m.priority for m in messages], dtype=np.int64)
+        seqs = [m.seq for m in messages]
+        if seqs.count(None) < self.count:
+            self.seqs = np.array([-1 if seq is None else seq for seq in seqs], dtype=np.int64)
         rows = list(map(_read_optional, messages))
         if rows.count(_NO_OPTIONAL) == self.count:
             self._clear_optional()
@@ -86,13 +88,13 @@ class Columns:
 
     def _clear_optional(self) -> None:
         self.keys = self.headers = self.delays = self.at = self.ttls = None
-        self.retries = self.tokens = self.scopes = self.seqs = self.fairness = None
+        self.retries = self.tokens = self.scopes = self.fairness = None
 
     @classmethod
     def of(cls, payloads: list[bytes], priorities: I64, due: I64 | None = None) -> Columns:
         """Create columns of messages that have only payload, priority and perhaps a due time (wall ms, 0 for none)."""
         made = cls.__new__(cls)
-        made.due = due
+        made.due, made.seqs = due, None
         made.count = len(payloads)
         made.payloads = payloads
         made.priorities = priorities
@@ -110,7 +112,7 @@ class Columns:
             None if batch.deliver_at_ms is None else np.frombuffer(batch.deliver_at_ms, dtype="<i8"),
         )
         if batch.seqs is not None:
-            made.seqs = unpack(batch.seqs)
+            made.seqs = np.frombuffer(batch.seqs, dtype="<i8")
         if batch.is_plain:
             return made
         made.keys, made.headers = batch.keys, batch.headers
@@ -212,6 +214,7 @@ class Columns:
         part.count = len(index)
         part.priorities = self.priorities[index]
         part.due = None if self.due is None else self.due[index]
+        part.seqs = None if self.seqs is None else self.seqs[index]
         for name in ("payloads", *_OPTIONAL):
             column = getattr(self, name)
             setattr(part, name, None if column is None else [column[i] for i in index])
@@ -224,11 +227,8 @@ def join(parts: Sequence[Columns]) -> Columns:
     whole.count = sum(p.count for p in parts)
     whole.priorities = np.concatenate([p.priorities for p in parts])
     whole.payloads = [payload for p in parts for payload in p.payloads]
-    dues = [p.due for p in parts]
-    whole.due = None
-    if any(due is not None for due in dues):
-        zeros = [np.zeros(p.count, dtype=np.int64) if p.due is None else p.due for p in parts]
-        whole.due = np.concatenate(zeros)
+    whole.due = _join_numbers([p.due for p in parts], parts, 0)
+    whole.seqs = _join_numbers([p.seqs for p in parts], parts, -1)
     for name in _OPTIONAL:
         columns = [getattr(p, name) for p in parts]
         if all(c is None for c in columns):
@@ -237,6 +237,14 @@ def join(parts: Sequence[Columns]) -> Columns:
             filled = [[None] * p.count if c is None else c for p, c in zip(parts, columns, strict=True)]
             setattr(whole, name, [value for column in filled for value in column])
     return whole
+
+
+def _join_numbers(columns: Sequence[I64 | None], parts: Sequence[Columns], absent: int) -> I64 | None:
+    if all(column is None for column in columns):
+        return None
+    return np.concatenate(
+        [np.full(p.count, absent) if column is None else column for column, p in zip(columns, parts, strict=True)]
+    )
 
 
 def _numbers(column: memoryview | None) -> list[Any] | None:
@@ -288,10 +296,14 @@ class Identity(NamedTuple):
 
 
 class EnqueueCall:
-    """One `Enqueue`, whose fields are those of a message, or the columns of an `EnqueueBatch`."""
+    """One `Enqueue`, whose fields are those of a message, or the columns of an `EnqueueBatch`.
+
+    Its future gets an `Enqueued`, or the `EnqueuedBatch` of the columns.
+    """
 
     __slots__ = (
-        "atomic", "began", "columns", "count", "future", "identity", "is_plain", "message", "nbytes", "wants_ids",
+        "atomic", "began", "columns", "count", "first_seq", "future", "identity", "is_plain", "is_quiet", "message",
+        "nbytes", "parts",
     )  # fmt: skip
 
     def __init__(
@@ -302,10 +314,11 @@ class EnqueueCall:
         columns: Columns | None = None,
         atomic: bool = True,
         identity: Identity | None = None,
-        wants_ids: bool = False,
+        is_quiet: bool = False,
     ) -> None:
-        # For a plain atomic batch: answer with a list of ids and no results; for a prepared one, with nothing.
-        self.wants_ids = wants_ids
+        self.is_quiet = is_quiet  # a share of a prepared batch whose results are not wanted
+        self.first_seq: int | None = None  # if a producer numbered the messages from here on, without gaps
+        self.parts: I64 | int | None = None  # the partition of each message, or of all, if its number placed it
         self.began = perf_counter()
         self.future = future
         self.message = message
@@ -327,6 +340,29 @@ class EnqueueCall:
                 self.nbytes += len(Columns([message]).small_parts()[0][0])  # type: ignore[index]
         if not self.is_plain:
             self.nbytes += self.count * EVENT_BYTES_PER_ROW
+        if identity is not None:
+            self.first_seq = _first_of_range(columns.seqs) if columns is not None else message.seq
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether messages of the call have idempotency keys."""
+        if self.columns is not None:
+            return self.columns.tokens is not None
+        return self.message.idempotency_key is not None
+
+    def places(self) -> list[str | None] | None:
+        """Return the key that places each message, or None if no message has one."""
+        if self.columns is not None:
+            return self.columns.places()
+        key = self.message.key if self.message.fairness_key is None else self.message.fairness_key
+        return None if key is None else [key]
+
+
+def _first_of_range(seqs: I64 | None) -> int | None:
+    """Return the first of ascending numbers without gaps; None if they are not."""
+    if seqs is None or not len(seqs) or seqs[-1] - seqs[0] != len(seqs) - 1:
+        return None
+    return int(seqs[0]) if len(seqs) == 1 or (seqs[1:] - seqs[:-1] == 1).all() else None
 
 
 def gather(calls: list[EnqueueCall]) -> tuple[Columns, list[tuple[EnqueueCall, int, int]]]:

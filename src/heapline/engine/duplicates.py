@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from heapline.engine.columns import Identity
 
 Mask = npt.NDArray[np.bool_]
+SHARE_BITS = 10  # messages without key share a partition in runs of 1024; longer ones would leave the others empty
 
 
 class CallShare:
@@ -82,9 +83,9 @@ class CallShare:
     def _judge(self, now: Now, batch_id: str | None) -> None:
         everything = np.arange(len(self._index))
         if self._identity is not None:
-            seqs = np.array(self._columns.seqs, dtype=np.int64)
+            assert self._columns.seqs is not None
             verdict = self.partition.state.sequences.check(
-                self._identity.producer_id, self._identity.epoch, seqs, self._prints
+                self._identity.producer_id, self._identity.epoch, self._columns.seqs, self._prints
             )
             self._take(verdict, everything)
         if self._keyed:
@@ -105,8 +106,9 @@ class CallShare:
         """Return row -> batch for rows that another batch has prepared: they may turn out to be duplicates."""
         prepared, found = self.partition.entries.prepared, {}
         if self._identity is not None:
-            seqs = np.array(self._columns.seqs, dtype=np.int64)
-            found = prepared.seqs_in_doubt(self._identity.producer_id, self._identity.epoch, seqs, batch_id)
+            assert self._columns.seqs is not None
+            producer, epoch = self._identity.producer_id, self._identity.epoch
+            found = prepared.seqs_in_doubt(producer, epoch, self._columns.seqs, batch_id)
         for i, batch in prepared.hashes_in_doubt(self._hashes, batch_id).items():
             found[self._keyed[i]] = batch
         for row in found:
@@ -126,11 +128,11 @@ class CallShare:
                     self._twin[row] = rows[verdict.twins[i]]
 
     def _error(self, row: int) -> HeaplineError:
-        seq = None if self._identity is None else self._columns.seqs[row]  # type: ignore[index]
         if self._status[row] == STALE:
             assert self._identity is not None
-            producer = self._identity.producer_id
-            return StaleSequence(producer, seq or 0, self.partition.state.sequences.answered_below_of(producer))
+            assert self._columns.seqs is not None
+            producer, seq = self._identity.producer_id, self._columns.seqs.item(row)
+            return StaleSequence(producer, seq, self.partition.state.sequences.answered_below_of(producer))
         first = int(self._first[row])
         return IdempotencyConflict(self._name(row), self._topic.ulid(first) if first >= 0 else "(of the same batch)")
 
@@ -165,8 +167,9 @@ class CallShare:
         event = EnqueuedEvent(0, 0, len(new), 0)
         renumber = np.cumsum(self.new) - 1
         if self._identity is not None:
-            seqs = np.array(part.seqs, dtype=np.int64)
-            event.producers = [ProducerRows(*self._identity, np.arange(len(new)), seqs, self._prints[new].tobytes())]
+            assert part.seqs is not None
+            prints = self._prints[new].tobytes()
+            event.producers = [ProducerRows(*self._identity, np.arange(len(new)), part.seqs, prints)]
         keep = [(i, row) for i, row in enumerate(self._keyed) if self.new[row]]
         if keep:
             rows_keyed = np.array([row for _, row in keep])
@@ -200,6 +203,19 @@ class CallShare:
         return found
 
 
+def opened_with(topic: Topic, identity: Identity) -> int:
+    """Return the partition count when the producer's epoch was opened; the current one if it was not."""
+    return topic.partitions[0].state.sequences.partitions_of(identity.producer_id) or len(topic.partitions)
+
+
+def name_of_share(producer_id: str, seq: int) -> bytes:
+    """Return the name that places a numbered message without key.
+
+    Consecutive numbers share it, because an event per partition costs less than one per message.
+    """
+    return f"{producer_id}\0{seq >> SHARE_BITS}".encode()
+
+
 def give_turns(partition: Partition, rows: Any, part: Columns, in_turn: bool = True) -> I64 | None:
     """Write turns into the rows of new messages that are ready (the others get theirs later). Return the hashes of
     their fairness keys, or None without fairness."""
@@ -225,9 +241,7 @@ class FormerPlaces:
         self._with_name = self._with_token | _present(columns.places(), columns.count)
         self._opened_with = len(topic.partitions)  # partition count when the epoch was opened
         if identity is not None:
-            self._opened_with = (
-                topic.partitions[0].state.sequences.partitions_of(identity.producer_id) or self._opened_with
-            )
+            self._opened_with = opened_with(topic, identity)
 
     def parts(self) -> I64:
         """Return the partition of each row."""
@@ -268,7 +282,8 @@ class FormerPlaces:
         found: Mask = np.zeros(len(rows), dtype=np.bool_)
         prints = np.zeros(len(rows), dtype=np.uint32)  # payloads are compared later
         if by_seq and self._identity is not None:
-            seqs = np.array([self._columns.seqs[row] for row in rows.tolist()], dtype=np.int64)  # type: ignore[index]
+            assert self._columns.seqs is not None
+            seqs = self._columns.seqs[rows]
             found |= _known(
                 partition.state.sequences.check(self._identity.producer_id, self._identity.epoch, seqs, prints)
             )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import asyncio
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 from heapline.contract import messages
 from heapline.contract.call import Context, Page
-from heapline.contract.columns import pack
-from heapline.contract.errors import UnavailableError
+from heapline.contract.config import TopicConfig
+from heapline.contract.errors import HeaplineError, UnavailableError
 from heapline.contract.message import Enqueued, MessageInfo
-from heapline.contract.messages import pack_enqueued
+from heapline.contract.messages import EnqueuedBatch, enqueued, pack_enqueued
 from heapline.engine import lookup
 from heapline.engine.columns import (
     Columns,
@@ -21,6 +22,7 @@ from heapline.engine.columns import (
     check_for_topic,
     check_priority,
 )
+from heapline.engine.committer import give, refuse
 from heapline.engine.handlers import handles
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topics import TopicKeeper
@@ -43,53 +45,85 @@ def enqueue(broker: TopicKeeper, command: messages.Enqueue, context: Context) ->
 
 
 @handles(messages.EnqueueBatch)
-async def enqueue_batch(
-    broker: TopicKeeper, command: messages.EnqueueBatch, context: Context
-) -> messages.EnqueuedBatch:
+def enqueue_batch(broker: TopicKeeper, command: messages.EnqueueBatch, context: Context) -> Awaitable[EnqueuedBatch]:
     runner = broker.runner(command.topic)
-    columns = Columns.of_batch(command.messages)
-    identity = identity_of(command)
-    errors = columns.check(runner.loaded.topic.config, runner.name, command.atomic)
+    config, columns = runner.loaded.topic.config, Columns.of_batch(command.messages)
+    errors = columns.check(config, runner.name, command.atomic)
     if not columns.count:
-        return pack_enqueued([], runner.loaded.topic.id_suffix)
-    if not errors:
-        if command.atomic and identity is None and columns.tokens is None:
-            call = EnqueueCall(runner.future(), columns=columns, wants_ids=True)
-            check_batch_bytes(call, runner.loaded.topic.config)
-            return messages.EnqueuedBatch(pack(await runner.enqueue(call)), id_suffix=runner.loaded.topic.id_suffix)
-        results = await _enqueue_all(runner, columns, command.atomic, identity)
-        return pack_enqueued(results, runner.loaded.topic.id_suffix)
-    good = [i for i in range(columns.count) if i not in errors]
-    rest = iter(await _enqueue_all(runner, columns.subset(good), False, identity) if good else ())
-    everything = (Enqueued(0, error=errors[i]) if i in errors else next(rest) for i in range(columns.count))
-    return pack_enqueued(list(everything), runner.loaded.topic.id_suffix)
-
-
-async def _enqueue_all(
-    runner: TopicRunner, columns: Columns, atomic: bool, identity: Identity | None
-) -> list[Enqueued]:
-    call = EnqueueCall(runner.future(), columns=columns, atomic=atomic, identity=identity)
-    config, count = runner.loaded.topic.config, columns.count
-    if atomic:
+        answer = runner.future()
+        answer.set_result(pack_enqueued([], runner.loaded.topic.id_suffix))
+        return answer
+    identity = identity_of(command)
+    if errors:
+        return _enqueue_good(runner, columns, errors, identity)
+    call = EnqueueCall(runner.future(), columns=columns, atomic=command.atomic, identity=identity)
+    if command.atomic:
         check_batch_bytes(call, config)
-    elif count > 1 and call.nbytes > min(CHUNK_BYTES, batch_bytes_max(config, count)):
-        halves = columns.subset(range(count // 2)), columns.subset(range(count // 2, count))
-        return [r for half in halves for r in await _enqueue_all(runner, half, atomic, identity)]
+        return runner.enqueue(call)
+    if _is_too_large(call, config):
+        return _enqueue_pieces(runner, columns, identity)
+    return _enqueue_rows(runner, call)
+
+
+async def _enqueue_good(
+    runner: TopicRunner, columns: Columns, errors: dict[int, HeaplineError], identity: Identity | None
+) -> EnqueuedBatch:
+    """Enqueue the rows without an error."""
+    good = [i for i in range(columns.count) if i not in errors]
+    rest: Iterator[Enqueued] = iter(())
+    if good:
+        rest = iter(enqueued(await _enqueue_pieces(runner, columns.subset(good), identity)))
+    everything = [Enqueued(0, error=errors[i]) if i in errors else next(rest) for i in range(columns.count)]
+    return pack_enqueued(everything, runner.loaded.topic.id_suffix)
+
+
+async def _enqueue_pieces(runner: TopicRunner, columns: Columns, identity: Identity | None) -> EnqueuedBatch:
+    """Enqueue a batch that is not atomic, in halves if it is too large for one unit."""
+    call = EnqueueCall(runner.future(), columns=columns, atomic=False, identity=identity)
+    count = columns.count
+    if not _is_too_large(call, runner.loaded.topic.config):
+        return await _enqueue_rows(runner, call)
+    halves = columns.subset(range(count // 2)), columns.subset(range(count // 2, count))
+    results = [row for half in halves for row in enqueued(await _enqueue_pieces(runner, half, identity))]
+    return pack_enqueued(results, runner.loaded.topic.id_suffix)
+
+
+def _is_too_large(call: EnqueueCall, config: TopicConfig) -> bool:
+    return call.count > 1 and call.nbytes > min(CHUNK_BYTES, batch_bytes_max(config, call.count))
+
+
+def _enqueue_rows(runner: TopicRunner, call: EnqueueCall) -> Awaitable[EnqueuedBatch]:
+    """Enqueue a piece of a batch that is not atomic. If the topic fails, its rows have the error, because other pieces
+    may have been enqueued."""
+    result = runner.future()
+
+    def end(answer: asyncio.Future[EnqueuedBatch]) -> None:
+        if answer.cancelled():
+            result.cancel()
+        elif isinstance(error := answer.exception(), UnavailableError):
+            give(result, _failed(call.count, error, runner))
+        elif error is not None:
+            refuse(result, error)
+        else:
+            give(result, answer.result())
+
     try:
-        results: list[Enqueued] = await runner.enqueue(call)
+        answer = runner.enqueue(call)
     except UnavailableError as error:
-        if atomic:
-            raise
-        results = [
-            Enqueued(0, error=error.with_traceback(None))
-        ] * count  # other pieces of the batch may have been enqueued
-    return results
+        result.set_result(_failed(call.count, error, runner))
+        return result
+    asyncio.ensure_future(answer).add_done_callback(end)  # it is a future already, unless the disk is behind
+    return result
+
+
+def _failed(count: int, error: UnavailableError, runner: TopicRunner) -> EnqueuedBatch:
+    return pack_enqueued([Enqueued(0, error=error.with_traceback(None))] * count, runner.loaded.topic.id_suffix)
 
 
 @handles(messages.OpenProducer)
 async def open_producer(broker: TopicKeeper, command: messages.OpenProducer, context: Context) -> messages.Opened:
     runner = broker.runner(command.topic)
-    epoch = await runner.call(lambda now: runner.loaded.admission.open_producer(command.producer_id, None, now))
+    epoch = await runner.call(lambda now: runner.loaded.admission.producers.open(command.producer_id, None, now))
     return messages.Opened(epoch)
 
 

@@ -88,4 +88,6 @@ class PartitionUpkeep:
         if partition.maintain(now, budget):
             self._behind[number] = None  # more is left
             return budget
-        return budget if partition.entries.has_timers else partition.entries.heap.work - before  # timers do not count their work
+        return (
+            budget if partition.entries.has_timers else partition.entries.heap.work - before
+        )  # timers do not count their work

@@ -14,7 +14,7 @@ import numpy as np
 from heapline.contract.errors import BatchInDoubt, HeaplineError, IdempotencyConflict, StaleEpoch, StaleSequence
 from heapline.core.dedup.idempotency import WINDOW, KeyWindow, key_hash
 from heapline.core.dedup.sequences import SequenceWindow
-from heapline.core.dedup.verdict import CONFLICT, DUPLICATE, NEW, STALE, Verdict, fingerprint
+from heapline.core.dedup.verdict import CONFLICT, DUPLICATE, NEW, STALE, Verdict, fingerprints
 from heapline.sql.rows import NewRow
 from heapline.sql.shard import Turn
 from heapline.sql.statements import statement
@@ -98,7 +98,7 @@ class Memory:
 
     def __init__(self, turn: Turn, rows: Sequence[NewRow], identity: Identity | None) -> None:
         self._turn, self._rows, self._identity = turn, rows, identity
-        self._prints = np.array([fingerprint(row.payload) for row in rows], dtype=np.uint32)
+        self._prints = fingerprints([row.payload for row in rows])
         self._keyed = [i for i, row in enumerate(rows) if row.idempotency_key is not None]
         self._hashes = [key_hash(rows[i].idempotency_key or "") for i in self._keyed]
         self._producer = Producer()

@@ -187,10 +187,7 @@ class Watch:
         known = [topic.stats for topic in self.topics.values() if topic.stats is not None]
         rates = [topic.rates for topic in self.topics.values() if topic.rates is not None]
         are_rates_known = bool(rates) or (self.samples > 1 and not self.topics)
-        sums = {
-            name: sum(getattr(stats, name) for stats in known)
-            for name in ("ready", "delayed", "leased", "dead")
-        }
+        sums = {name: sum(getattr(stats, name) for stats in known) for name in ("ready", "delayed", "leased", "dead")}
         logs = [stats.log for stats in known if stats.log is not None]
         if logs or not known:
             sums["journal_bytes"] = sum(log.journal_bytes for log in logs)

@@ -210,6 +210,16 @@ class SequenceWindow:
         producer = self._producers.get(producer_id)
         return -1 if producer is None else max(producer.highest, self.answered_below_of(producer_id) - 1)
 
+    def is_unseen(self, producer_id: str, epoch: int, first: int) -> bool:
+        """Return whether `check` would find `first`, and every number above it, new. A cheap first question."""
+        producer = self._producers.get(producer_id)
+        return (
+            producer is not None
+            and producer.epoch == epoch
+            and first > producer.highest
+            and first >= producer.answered_below
+        )
+
     def check(self, producer_id: str, epoch: int, seqs: I64, fingerprints: U32) -> Verdict:
         """Judge each row. Raise StaleEpoch unless `epoch` is the current one."""
         producer = self._current(producer_id, epoch)

@@ -6,6 +6,7 @@ window judges a batch row by row with a `Verdict`. The caller decides what to an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +72,12 @@ _ONE_UNSEEN = _one_unseen()
 def fingerprint(payload: bytes) -> int:
     """Return 32 bits that distinguish payloads under the same identity."""
     return xxhash.xxh3_64_intdigest(payload) & 0xFFFFFFFF
+
+
+def fingerprints(payloads: Sequence[bytes]) -> U32:
+    """Return the fingerprint of each payload."""
+    digests = np.fromiter(map(xxhash.xxh3_64_intdigest, payloads), dtype=np.uint64, count=len(payloads))
+    return digests.astype(np.uint32)  # the lower bits
 
 
 def judge_twins(status: I8, twins: I64, fingerprints: U32) -> None:

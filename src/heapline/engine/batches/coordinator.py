@@ -138,7 +138,7 @@ class BatchCoordinator:
         who = () if identity is None else (identity.producer_id, identity.epoch)
         name = PartName(batch_id, part, sorted(content), prepared_share.fingerprint_of(content, who))
         calls = {
-            runner: EnqueueCall(runner.future(), columns=columns, identity=identity, wants_ids=quietly)
+            runner: EnqueueCall(runner.future(), columns=columns, identity=identity, is_quiet=quietly)
             for runner, columns in shares.items()
         }
         for runner, call in calls.items():

@@ -25,7 +25,7 @@ from heapline.engine.topic import Topic
 
 ROW_BYTES = EVENT_BYTES_PER_ROW + 24  # upper bound of what a message adds to a BatchPrepared event
 
-_RARE = ("keys", "headers", "delays", "ttls", "retries", "tokens", "scopes", "seqs", "fairness")
+_RARE = ("keys", "headers", "delays", "ttls", "retries", "tokens", "scopes", "fairness")
 
 _encode = msgspec.msgpack.Encoder(enc_hook=dict).encode  # headers may be any mapping
 
@@ -50,6 +50,7 @@ def fingerprint_of(shares: Mapping[str, Columns], identity: tuple[object, ...]) 
         columns = shares[topic]
         times = columns.times()
         rest = [getattr(columns, name) for name in _RARE]
+        rest.append(None if columns.seqs is None else columns.seqs.tolist())
         sizes = list(map(len, columns.payloads))
         print_.update(_encode((topic, sizes, None if times is None else times.tobytes(), rest)))
         print_.update(columns.priorities.tobytes())
@@ -132,7 +133,7 @@ def prepare(runner: TopicRunner, name: PartName, call: EnqueueCall, now: Now) ->
     )  # the topic may have grown since the first check
     shares = runner.loaded.admission.judge(call, columns, now, name.batch_id)
     results = [Enqueued(0)] * call.count
-    has_results = not (call.is_plain and call.wants_ids)  # see EnqueueCall; such calls have no duplicates
+    has_results = not (call.is_plain and call.is_quiet)  # plain calls have no duplicates
     made = []
     for share in shares:
         built = share.build(now, in_turn=False) if share.new.any() else None  # fairness turns are assigned at commit

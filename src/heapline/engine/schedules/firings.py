@@ -29,7 +29,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from heapline.contract.errors import BadRequest, HeaplineError, IdempotencyConflict, StaleSequence
-from heapline.contract.message import Enqueued, Outgoing
+from heapline.contract.message import Outgoing
+from heapline.contract.messages import EnqueuedBatch
 from heapline.core.schedules.book import Taken
 from heapline.core.schedules.records import ScheduleState
 from heapline.engine.columns import Columns, EnqueueCall, Identity, check_one
@@ -82,8 +83,8 @@ async def _enqueue_one(runner: TopicRunner, message: Outgoing, identity: Identit
 async def _enqueue(runner: TopicRunner, messages: list[Outgoing], identity: Identity) -> int:
     """Enqueue all messages or none. Return how many were new."""
     call = EnqueueCall(runner.future(), columns=Columns(messages), identity=identity)
-    results: list[Enqueued] = await runner.enqueue(call)
-    return sum(not result.duplicate for result in results)
+    results: EnqueuedBatch = await runner.enqueue(call)
+    return call.count - sum(results.duplicates or ())
 
 
 def _chunks(messages: list[Outgoing]) -> Iterator[list[Outgoing]]:

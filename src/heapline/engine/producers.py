@@ -1,0 +1,151 @@
+"""Producers of one topic: open their epochs, and recognize numbered calls whose messages are all new.
+
+Most numbered calls continue where their producer's last one ended, so all of their messages are new. `NewNumbers` finds
+these calls by their first number alone, and they are enqueued together with all other calls of the turn. Any other call
+is judged row by row (duplicates.py): repeats, gaps, idempotency keys, doubts about a prepared batch, unknown epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from heapline.contract.errors import StaleEpoch
+from heapline.core.dedup.verdict import fingerprints
+from heapline.core.events import I64, ProducerOpened, ProducerRows
+from heapline.core.now import Now
+from heapline.core.placement import place
+from heapline.engine.columns import EnqueueCall, Identity
+from heapline.engine.duplicates import SHARE_BITS, name_of_share, opened_with
+from heapline.engine.topic import Topic
+from heapline.journal.log import TopicLog
+
+Span = tuple[EnqueueCall, int, int]  # a call, and its rows among those of a group: from, to
+
+
+class Producers:
+    """Opens epochs. Every partition records an epoch, so that each fences the older ones by itself."""
+
+    def __init__(self, topic: Topic, journal: TopicLog) -> None:
+        self._topic, self._journal = topic, journal
+
+    def open(self, producer_id: str, epoch: int | None, now: Now) -> int:
+        """Record an epoch (the next one, if none is given) in every partition."""
+        partitions = self._topic.partitions
+        if epoch is None:
+            epoch = max(p.state.sequences.epoch_of(producer_id) or 0 for p in partitions) + 1
+        self._record(range(len(partitions)), ProducerOpened(producer_id, epoch, len(partitions)), now)
+        return epoch
+
+    def is_open(self, identity: Identity, now: Now) -> bool:
+        """Return whether the epoch of a call is the current one, and False if it has yet to be opened.
+
+        Raise StaleEpoch if it is an older one. Partitions that were added after it was opened record it now.
+        """
+        known = [p.state.sequences.epoch_of(identity.producer_id) or 0 for p in self._topic.partitions]
+        if identity.epoch < max(known):
+            raise StaleEpoch(identity.producer_id, identity.epoch, max(known))
+        if identity.epoch > max(known):
+            return False
+        if late := [number for number, epoch in enumerate(known) if epoch < identity.epoch]:
+            count = opened_with(self._topic, identity)
+            self._record(late, ProducerOpened(identity.producer_id, identity.epoch, count), now)
+        return True
+
+    def _record(self, numbers: Sequence[int], event: ProducerOpened, now: Now) -> None:
+        self._topic.reserve(self._journal, 256 * len(numbers), now, blocks=0, frames=len(numbers))
+        for number in numbers:
+            self._topic.emit(self._journal, self._topic.partitions[number], event, now)
+
+
+class NewNumbers:
+    """The numbered calls of one group, each of which has only new messages."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._next: dict[str, int] = {}  # producer -> the first number that is new after the calls of the group
+
+    def take(self, call: EnqueueCall) -> bool:
+        """Place the call's messages and return True if all of them are new, even after the group's other calls."""
+        identity, first = call.identity, call.first_seq
+        if identity is None or first is None or call.has_tokens:
+            return False
+        name, epoch, answered_below = identity
+        known = self._next.get(name)
+        if known is None:
+            if self._topic.growths and not self._is_known_everywhere(identity):
+                return False
+        elif first < known:
+            return False
+        parts = self._place(call, identity, first)
+        if parts is None:
+            return False
+        for number in {parts} if isinstance(parts, int) else set(parts.tolist()):
+            partition = self._topic.partitions[number]
+            if partition.entries.prepared or not partition.state.sequences.is_unseen(name, epoch, first):
+                return False
+        call.parts = parts
+        self._next[name] = max(first + call.count, answered_below)
+        return True
+
+    def _is_known_everywhere(self, identity: Identity) -> bool:
+        """Return whether the partitions that were added after the epoch was opened have recorded it too."""
+        windows = [partition.state.sequences for partition in self._topic.partitions]
+        return all(window.epoch_of(identity.producer_id) == identity.epoch for window in windows)
+
+    def _place(self, call: EnqueueCall, identity: Identity, first: int) -> I64 | int | None:
+        """Return the partition of all messages of the call, or of each. None if it depends on what is remembered."""
+        count = len(self._topic.partitions)
+        if count == 1:
+            return 0
+        keys = call.places()
+        if self._topic.growths:
+            if keys is not None:
+                return None
+            count = opened_with(self._topic, identity)
+        last = first + call.count - 1
+        shares = range(first >> SHARE_BITS, (last >> SHARE_BITS) + 1)
+        placed = place([name_of_share(identity.producer_id, share << SHARE_BITS) for share in shares], count)
+        if keys is None and len(shares) == 1:
+            return int(placed[0])
+        parts: I64 = placed[(np.arange(first, last + 1) >> SHARE_BITS) - shares[0]]
+        if keys is not None:
+            keyed = {row: key.encode() for row, key in enumerate(keys) if key is not None}
+            parts[list(keyed)] = place(list(keyed.values()), count)
+        return parts
+
+
+class Numbering:
+    """The producers, numbers and fingerprints of the rows of a group that has numbered calls."""
+
+    def __init__(self, spans: Sequence[Span], payloads: Sequence[bytes]) -> None:
+        count = len(payloads)
+        self._numbers: dict[tuple[str, int], int] = {}  # producer and epoch -> its number in the column of owners
+        self._owners = np.full(count, -1, dtype=np.int64)
+        self._seqs, self._answered_below = np.zeros((2, count), dtype=np.int64)
+        for call, start, end in spans:
+            if call.identity is None or call.first_seq is None:
+                continue
+            producer = call.identity.producer_id, call.identity.epoch
+            self._owners[start:end] = self._numbers.setdefault(producer, len(self._numbers))
+            self._seqs[start:end] = np.arange(call.first_seq, call.first_seq + end - start)
+            self._answered_below[start:end] = call.identity.answered_below
+        self._prints = fingerprints(payloads)
+
+    def reorder(self, order: Any) -> None:
+        self._owners, self._seqs = self._owners[order], self._seqs[order]
+        self._answered_below, self._prints = self._answered_below[order], self._prints[order]
+
+    def rows(self, start: int, end: int) -> list[ProducerRows]:
+        """Return what an event about these rows says of their producers."""
+        found: list[ProducerRows] = []
+        for (name, epoch), number in self._numbers.items():
+            index = np.flatnonzero(self._owners[start:end] == number)
+            if len(index):
+                rows = index + start
+                answered_below = int(self._answered_below[rows].max())
+                prints = self._prints[rows].tobytes()
+                found.append(ProducerRows(name, epoch, answered_below, index, self._seqs[rows], prints))
+        return found
