@@ -23,6 +23,7 @@ asyncpg = pytest.importorskip("asyncpg")
 from heapline.sql import node_id, rings, shard  # noqa: E402 - needs asyncpg
 from heapline.sql.migrations import all_migrations, migrate  # noqa: E402 - needs asyncpg
 from heapline.sql.pops import PopQueue  # noqa: E402 - needs asyncpg
+from heapline.sql.shard import Name  # noqa: E402 - needs asyncpg
 
 WRAPPED = 20  # turns of the ring of ready messages: more than it has slots
 
@@ -268,6 +269,25 @@ async def test_ring_is_not_turned_while_a_transaction_runs(database: Database) -
 
     await shard_of(broker).run(work)
     assert await shard_of(broker).run_alone(lambda connection: connection.fetchval("SELECT 1")) == 1
+
+
+@pytest.mark.parametrize("limit", [0, 10])
+async def test_ring_turns_while_an_enqueue_waits_for_its_topic(database: Database, limit: int) -> None:
+    broker = await database.open()
+    await broker.create_topic("jobs", max_backlog=limit)
+    await broker.enqueue("jobs", b"x")
+    shard = shard_of(broker)
+    for timekeeper in broker.node.timekeepers:
+        await timekeeper.close()
+    async with database.admin.transaction():
+        await database.admin.execute("SELECT pg_advisory_xact_lock($1)", shard.lock_key(Name("default", "jobs")))
+        key = None if limit else "a key locks the topic, too"
+        waiting = asyncio.create_task(broker.enqueue("jobs", b"x", idempotency_key=key))
+        count = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        while not await database.admin.fetchval(count):
+            assert not waiting.done()
+        assert await shard.run_alone(lambda connection: connection.fetchval("SELECT 1")) == 1
+    await waiting
 
 
 # -- rings -------------------------------------------------------------------------------------------------------------

@@ -87,6 +87,10 @@ async def handle_open_producer(node: Node, command: messages.OpenProducer, conte
     return messages.Opened(await home.shard.in_topic(home.name, work))
 
 
+class _Limited(Exception):
+    """The topic has a limit that counts what is stored, so its enqueues take turns."""
+
+
 async def _store(home: Home, rows: list[NewRow], atomic: bool, identity: Identity | None) -> list[Enqueued]:
     """Store rows in one transaction and return a result for each."""
     began = perf_counter()
@@ -98,10 +102,14 @@ async def _store(home: Home, rows: list[NewRow], atomic: bool, identity: Identit
             _count(home, buffered, began)
             return buffered
 
+    limited = home.shard.limited
+    locked = has_identities or home.name in limited
+
     async def work(turn: Turn) -> list[Enqueued]:
-        limited = turn.topic.config.max_backlog > 0
-        if limited and not has_identities:  # the limit counts what is stored, so one enqueue at a time
-            await turn.connection.execute(statement("lock_topic"), home.shard.lock_key(home.name))
+        if not turn.topic.config.max_backlog:
+            limited.discard(home.name)
+        elif not locked:
+            raise _Limited
         nonlocal deadline
         call = _Call(home, turn, rows, atomic, identity)
         results = await call.store()
@@ -109,7 +117,10 @@ async def _store(home: Home, rows: list[NewRow], atomic: bool, identity: Identit
         return results
 
     try:
-        results = await home.shard.in_topic(home.name, work, locked=has_identities)
+        results = await home.shard.in_topic(home.name, work, locked=locked)
+    except _Limited:  # its lock must be taken as the transaction begins, before that of the rings
+        limited.add(home.name)
+        return await _store(home, rows, atomic, identity)
     except asyncpg.UniqueViolationError as error:
         if error.table_name not in MESSAGE_TABLES:
             raise

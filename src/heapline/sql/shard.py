@@ -160,6 +160,7 @@ class Shard:
         self.deployment = ""  # id of this database
         self._probe_at = 0.0  # a shard that is down is not tried before this time
         self.is_up = True  # False: the last statement, or attempt to connect, failed to reach the server
+        self.limited: set[Name] = set()  # topics that had a max_backlog when this node last enqueued to them
         self.commits = Latency()
         self.commits_total = 0
 
@@ -282,13 +283,18 @@ class Shard:
         return self._pool.get_size() - idle, idle
 
     async def run(
-        self, work: Callable[[asyncpg.Connection], Awaitable[T]], topic: Name | None = None, lock: int | None = None
+        self,
+        work: Callable[[asyncpg.Connection], Awaitable[T]],
+        topic: Name | None = None,
+        lock: int | None = None,
+        begin: str | None = None,
     ) -> T:
         """Run `work` in a transaction, alone on `topic` if one is given, or alone with another advisory lock.
 
-        Repeats it if it met a deadlock, or if the node id was lost.
+        `begin` replaces the statements that begin it and take its locks. Repeats the transaction if it met a deadlock,
+        or if the node id was lost.
         """
-        begin = self._begin(self.lock_key(topic) if topic is not None else lock)
+        begin = begin or self._begin(self.lock_key(topic) if topic is not None else lock)
         for attempt in range(ATTEMPTS):
             try:
                 return await self.transact(begin, work)
@@ -335,6 +341,11 @@ class Shard:
             return await work(await self.enter(connection, name))
 
         return await self.run(turn, name if locked else None)
+
+    async def lock_rings(self, connection: asyncpg.Connection) -> Layout:
+        """Keep the rings from turning until the transaction ends, and read how far they have turned."""
+        await connection.execute(statement("lock_rings", rings=self._rings_lock))
+        return await self.read_layout(connection)
 
     async def read_layout(self, connection: asyncpg.Connection) -> Layout:
         """Read the time, and how far the rings have turned."""

@@ -2,7 +2,11 @@
 BEGIN; SELECT pg_advisory_xact_lock_shared({rings});
 
 -- name: begin_locked
-BEGIN; SELECT pg_advisory_xact_lock_shared({rings}); SELECT pg_advisory_xact_lock({lock});
+-- In this order: while the transaction waits for its topic, the rings can turn.
+BEGIN; SELECT pg_advisory_xact_lock({lock}); SELECT pg_advisory_xact_lock_shared({rings});
+
+-- name: lock_rings
+SELECT pg_advisory_xact_lock_shared({rings});
 
 -- name: begin_alone
 BEGIN; SET LOCAL lock_timeout = '50ms'; SELECT pg_advisory_xact_lock({rings});
@@ -12,9 +16,6 @@ COMMIT;
 
 -- name: rollback
 ROLLBACK;
-
--- name: lock_topic
-SELECT pg_advisory_xact_lock($1);
 
 -- name: now
 SELECT clock_ms() AS now, (SELECT last_value FROM ready_turn) AS ready_turn,
