@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import heapline
 import heapline.sql
 from heapline import Outgoing
+from heapline.contract.batches import ForgetBatch
 from tests.integration.mqueue_rig import b64
 from tests.integration.proxy import Proxy
 from tests.integration.sql_processes import admin_key, http, sql_node
@@ -21,6 +23,7 @@ from tests.integration.test_sql_shards import topics_by_shard
 from tests.postgres import fresh_schema, shared_port, shared_url
 
 asyncpg = pytest.importorskip("asyncpg")
+from heapline.sql import batches, prepared  # noqa: E402 - needs asyncpg
 
 
 @pytest.fixture
@@ -128,3 +131,56 @@ async def test_enqueues_over_shards_count_once_although_nodes_are_killed(tmp_pat
                 assert sorted(int(m.payload) for m in found) == list(range(number))
         assert await node.terminate() == 0
         assert b"Traceback" not in node.logged()
+
+
+async def test_prepare_that_arrives_after_the_commit_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A paused node has checked that the batch is undecided; the client repeats the call elsewhere and commits."""
+    check, paused, resumed = batches._refuse_late, asyncio.Event(), asyncio.Event()
+
+    async def pause_once(*args: Any) -> None:
+        await check(*args)
+        if not paused.is_set():
+            paused.set()
+            await resumed.wait()
+
+    monkeypatch.setattr(batches, "_refuse_late", pause_once)
+    async with heapline.sql.open([shared_url()], schema=fresh_schema()) as hl:
+        await hl.create_topic("jobs")
+        share = {"jobs": [Outgoing(b"x")]}
+        late = asyncio.create_task(hl.prepare_batch("b", "1", share))
+        await paused.wait()
+        await hl.prepare_batch("b", "1", share)
+        assert await hl.commit_batch("b", ["1"]) == 1
+        resumed.set()
+        with pytest.raises(heapline.BatchDecided):
+            await late
+        await hl._sweeper.sweep()
+        assert await hl.commit_batch("b", ["1"]) == 1
+        assert (await hl.stats("jobs")).ready == 1
+        await hl.do(ForgetBatch("b"))
+        await hl.prepare_batch("b", "1", share)  # another batch, with the same name
+
+
+async def test_commit_waits_for_no_other_shard_while_it_keeps_rings_from_turning(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = topics_by_shard(2)
+    view, turned = prepared.view, 0
+    async with heapline.sql.open([shared_url(), shared_url(database)], schema=fresh_schema()) as hl:
+
+        async def turn_meanwhile(connection: Any, batch: str) -> Any:
+            async def work(connection: Any) -> None:
+                nonlocal turned
+                turned += 1
+
+            await hl.node.shards[0].run_alone(work)  # raises if the commit has the rings' lock
+            return await view(connection, batch)
+
+        for topic in (one, two):
+            await hl.create_topic(topic)
+        await hl.prepare_batch("b", "1", {one: [Outgoing(b"a")], two: [Outgoing(b"b")]})
+        for timekeeper in hl.node.timekeepers:
+            await timekeeper.close()
+        monkeypatch.setattr(prepared, "view", turn_meanwhile)
+        assert await hl.commit_batch("b", ["1"]) == 2
+        assert turned == 2

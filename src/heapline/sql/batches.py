@@ -89,15 +89,19 @@ async def commit_batch(node: Node, command: batches.CommitBatch, context: Contex
     async def work(connection: asyncpg.Connection) -> Decided:
         return await _Commit(node, connection, command.batch_id, parts, command.sink, command.version).run()
 
-    decided = await node.shards[0].run(work)
-    _report(node, node.shards[0], decided.here)
+    home = node.shards[0]
+    decided = await home.run(work, begin=prepared.begin_attach(home, command.batch_id))
+    _report(node, home, decided.here)
     for shard in node.shards[1:]:
         await _attach(node, shard, command.batch_id, decided.parts)
     return Count(decided.messages)
 
 
 class _Commit:
-    """A commit in its transaction on the first shard."""
+    """A commit in its transaction on the first shard, which has the batch's lock.
+
+    It asks the other shards before it takes the rings' lock, so that a slow one does not keep the rings from turning.
+    """
 
     def __init__(
         self,
@@ -113,7 +117,6 @@ class _Commit:
 
     async def run(self) -> Decided:
         shard = self._node.shards[0]
-        await _lock(shard, self._connection, f"batch {self._batch}")
         mine = await self._connection.fetchrow(statement("select_decision"), self._batch)
         if self._sink is not None:
             await _lock(shard, self._connection, f"sink {self._sink}")
@@ -172,7 +175,7 @@ async def _attach(node: Node, shard: Shard, batch: str, parts: Sequence[str]) ->
     async def work(connection: asyncpg.Connection) -> Attached:
         return await prepared.attach(shard, connection, batch, parts)
 
-    _report(node, shard, await shard.run(work))
+    _report(node, shard, await shard.run(work, begin=prepared.begin_attach(shard, batch)))
 
 
 def _report(node: Node, shard: Shard, attached: Attached | None) -> None:
@@ -215,7 +218,6 @@ async def _abort(node: Node, batch: str) -> set[str]:
     shard = node.shards[0]
 
     async def work(connection: asyncpg.Connection) -> set[str]:
-        await _lock(shard, connection, f"batch {batch}")
         if await connection.fetchrow(statement("select_decision"), batch) is not None:
             raise BatchDecided(batch, "was committed")
         parts = await prepared.drop(connection, batch)
@@ -223,7 +225,7 @@ async def _abort(node: Node, batch: str) -> set[str]:
             parts |= await _drop(other, batch)
         return parts
 
-    return await shard.run(work)
+    return await shard.run(work, begin=prepared.begin_attach(shard, batch))
 
 
 @handles(batches.ForgetBatch)
@@ -236,6 +238,14 @@ async def forget_batch(node: Node, command: batches.ForgetBatch, context: Contex
                 return
     async with node.shards[0].connection() as connection:
         await connection.execute(statement("delete_decision"), command.batch_id)
+    await _forget_attached(node, [command.batch_id])
+
+
+async def _forget_attached(node: Node, batches: Sequence[str]) -> None:
+    """Let batches be prepared again whose decisions were forgotten."""
+    for shard in node.shards:
+        async with shard.connection() as connection:
+            await connection.execute(statement("delete_attached"), batches)
 
 
 @handles(batches.ListBatches)
@@ -293,12 +303,15 @@ async def forget_sink(node: Node, command: batches.ForgetSink, context: Context)
     _check_open(node)
     await Sweeper(node).sweep()  # its decisions are forgotten too, so each must be attached
 
-    async def work(connection: asyncpg.Connection) -> bool:
+    async def work(connection: asyncpg.Connection) -> tuple[bool, list[str]]:
         await _lock(node.shards[0], connection, f"sink {command.name}")
-        await connection.execute(statement("delete_decisions_of_sink"), command.name)
-        return bool(await connection.fetchval(statement("delete_sink"), command.name))
+        decisions = await connection.fetch(statement("delete_decisions_of_sink"), command.name)
+        known = bool(await connection.fetchval(statement("delete_sink"), command.name))
+        return known, [row["batch"] for row in decisions]
 
-    return batches.Known(await node.shards[0].run(work))
+    known, forgotten = await node.shards[0].run(work)
+    await _forget_attached(node, forgotten)
+    return batches.Known(known)
 
 
 # -- batches that were left --------------------------------------------------------------------------------------------
@@ -335,6 +348,10 @@ class Sweeper:
         async with home.connection() as connection:
             now = (await home.read_layout(connection)).now
             await connection.execute(statement("delete_old_decisions"), now - RETENTION_MS)
+        for shard in node.shards:
+            async with shard.connection() as connection:
+                now = (await shard.read_layout(connection)).now
+                await connection.execute(statement("delete_old_attached"), now - 2 * RETENTION_MS)
 
     async def _settle(self, shard: Shard, batch: str, at: int) -> None:
         home = self._node.shards[0]

@@ -4,6 +4,9 @@ Ids are minted, and the order and due times fixed, when a part is prepared. Its 
 row, so that topics know nothing of them. Their idempotency keys and sequences are in doubt meanwhile, in tables of
 their own, which every enqueue with such an identity reads first (dedup.py). So attaching needs no check and no lock of
 a topic: no other message can have taken an identity since.
+
+Preparing takes the batch's lock in shared mode, attaching takes it alone and leaves a row in `attached`. So a part that
+arrives later (its node was paused, and the client has repeated the call) is refused and not attached a second time.
 """
 
 from __future__ import annotations
@@ -16,15 +19,15 @@ import asyncpg
 import msgspec
 
 from heapline.contract.batches import Share
-from heapline.contract.errors import BadRequest, IdempotencyConflict, ResourceExhausted
+from heapline.contract.errors import BadRequest, BatchDecided, IdempotencyConflict, ResourceExhausted
 from heapline.contract.message import Enqueued
 from heapline.sql.dedup import Identity, Judgement, Memory, Producer
 from heapline.sql.home import Home
 from heapline.sql.layout import Layout, of_columns
 from heapline.sql.node_id import NodeId
 from heapline.sql.rows import BATCH_BYTES_MAX, NOTHING, NewRow, Stored, check_rows, rows_of_batch, values_of
-from heapline.sql.shard import Shard, Turn
-from heapline.sql.statements import statement
+from heapline.sql.shard import Shard, Turn, lock_key
+from heapline.sql.statements import all_blocks, fill, statement
 
 _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
@@ -35,6 +38,15 @@ class PartName(NamedTuple):
     batch: str
     part: str
     topics: tuple[str, ...]  # canonical, sorted
+
+
+def begin_attach(shard: Shard, batch: str) -> str:
+    """Return the statements that begin a transaction alone on a batch in this shard."""
+    return fill(all_blocks()["begin_attach"], {"batch": str(batch_lock(shard, batch))})
+
+
+def batch_lock(shard: Shard, batch: str) -> int:
+    return lock_key(f"heapline {shard.schema} batch {batch}")
 
 
 # -- prepare -----------------------------------------------------------------------------------------------------------
@@ -51,10 +63,14 @@ async def prepare(home: Home, name: PartName, share: Share, identity: Identity |
         )
     digest = hashlib.blake2b(_encode([name.topics, identity, rows]), digest_size=16).digest()
 
-    async def work(turn: Turn) -> list[Enqueued]:
-        return await _Preparation(home.shard.node, turn, name, rows, identity, digest).run()
+    shard = home.shard
 
-    return await home.shard.in_topic(home.name, work)
+    async def work(connection: asyncpg.Connection) -> list[Enqueued]:
+        turn = await shard.enter(connection, home.name)
+        return await _Preparation(shard.node, turn, name, rows, identity, digest).run()
+
+    locks = {"batch": str(batch_lock(shard, name.batch)), "topic": str(shard.lock_key(home.name))}
+    return await shard.run(work, begin=fill(all_blocks()["begin_prepare"], locks))
 
 
 class _Preparation:
@@ -75,6 +91,8 @@ class _Preparation:
         known = await turn.connection.fetchrow(statement("select_prepared"), batch, part, turn.topic.id)
         if known is not None:
             return self._repeated(known)
+        if await turn.connection.fetchval(statement("was_attached"), batch):
+            raise BatchDecided(batch, "was committed")
         check_rows(self._rows, turn.topic.config, turn.topic.name, atomic=True)
         memory = Memory(turn, self._rows, self._identity)
         judgement = await memory.judge(batch)
@@ -169,8 +187,11 @@ class Attached(NamedTuple):
 
 
 async def attach(shard: Shard, connection: asyncpg.Connection, batch: str, parts: Sequence[str]) -> Attached:
-    """Make the named parts of a batch visible and drop the others. Doing it again changes nothing."""
-    layout = await shard.read_layout(connection)
+    """Make the named parts of a batch visible and drop the others. Doing it again changes nothing.
+
+    The transaction has the batch's lock (`begin_attach`).
+    """
+    layout = await shard.lock_rings(connection)
     rows = await connection.fetch(statement("hold_parts"), batch)
     named = [row for row in rows if row["part"] in set(parts)]
     leaves = await left_out(connection, batch, parts) if named else set()
@@ -184,6 +205,7 @@ async def attach(shard: Shard, connection: asyncpg.Connection, batch: str, parts
         await connection.execute(statement("delete_replaced_keys"), batch, parts, layout.now)
         await connection.execute(statement("commit_keys"), batch, parts, list(leaves))
     await drop(connection, batch)
+    await connection.execute(statement("insert_attached"), batch, layout.now)
     return Attached({row["name"] for row in named}, min(deadlines, default=None))
 
 

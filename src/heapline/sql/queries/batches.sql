@@ -1,3 +1,21 @@
+-- name: begin_prepare
+BEGIN; SELECT pg_advisory_xact_lock_shared({batch}); SELECT pg_advisory_xact_lock({topic});
+
+-- name: begin_attach
+BEGIN; SELECT pg_advisory_xact_lock({batch});
+
+-- name: was_attached
+SELECT EXISTS (SELECT FROM attached WHERE batch = $1);
+
+-- name: insert_attached
+INSERT INTO attached (batch, at) VALUES ($1, $2) ON CONFLICT DO NOTHING;
+
+-- name: delete_attached
+DELETE FROM attached WHERE batch = ANY($1);
+
+-- name: delete_old_attached
+DELETE FROM attached WHERE at < $1;
+
 -- name: keys_in_doubt
 SELECT hash, batch FROM prepared_keys WHERE topic = $1 AND hash = ANY($2) AND batch IS DISTINCT FROM $3;
 
@@ -83,7 +101,7 @@ INSERT INTO decisions (batch, parts, messages, topics, sink, version, at) VALUES
 DELETE FROM decisions WHERE batch = $1;
 
 -- name: delete_decisions_of_sink
-DELETE FROM decisions WHERE sink = $1;
+DELETE FROM decisions WHERE sink = $1 RETURNING batch;
 
 -- name: delete_old_decisions
 DELETE FROM decisions WHERE at < $1;
