@@ -368,6 +368,40 @@ async def test_removed_messages_are_forgotten_slot_by_slot(database: Database) -
         await broker.get("jobs", sent.id)
 
 
+async def test_node_that_was_paused_truncates_no_slot_that_is_open_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = await database.open()
+    ring = await ring_of(broker, rings.SLOT_BYTES)
+    await database.admin.execute(
+        "CREATE TABLE skipped (ms bigint); INSERT INTO skipped VALUES (0); "
+        "CREATE OR REPLACE FUNCTION clock_ms() RETURNS bigint LANGUAGE sql VOLATILE AS 'SELECT ms FROM skipped'"
+    )
+    await broker.create_topic("jobs")
+
+    async def end_one() -> int:
+        sent = await broker.enqueue("jobs", b"x")
+        await broker.cancel("jobs", sent.id)
+        return int(sent.id)
+
+    skip = "UPDATE skipped SET ms = ms + $1"
+    look, late = rings.Rings._look, list[int]()
+
+    async def pause(self: Any, name: str) -> Any:
+        seen = await look(self, name)
+        if name == "ended":
+            await database.admin.execute(skip, ENDED_MS)
+            late.append(await end_one())
+        return seen
+
+    await database.admin.execute(skip, 1_800_000_000_000)
+    await end_one()
+    await database.admin.execute(skip, 3 * ENDED_MS)
+    monkeypatch.setattr(rings.Rings, "_look", pause)
+    await ring.sweep()
+    assert [(await broker.get("jobs", id)).state for id in late] == ["cancelled"]
+
+
 async def claim_plan(broker: Any, places: list[Any]) -> dict[str, Any]:
     """How the database carries out a pop of 10 messages, as the broker's own connections plan it. It is rolled back."""
     async with shard_of(broker).connection() as connection:

@@ -135,6 +135,11 @@ class Layout(NamedTuple):
         """The open slot of `ended`."""
         return self.now // ENDED_MS % ENDED_SLOTS
 
+    @property
+    def next_ended(self) -> int:
+        """The slot of `ended` that is opened next. What it has is two to three periods old."""
+        return (self.open_ended + 1) % ENDED_SLOTS
+
     def to_ready(self, name: str, **tables: str) -> str:
         """Return a statement that inserts into `ready`."""
         slot = str(self.open("ready"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from heapline.sql.delayed import past_slots
-from heapline.sql.layout import COLUMNS, COUNTS_SLOTS, ENDED_SLOTS, SLOTS, Layout, of_columns
+from heapline.sql.layout import COLUMNS, COUNTS_SLOTS, SLOTS, Layout, of_columns
 from heapline.sql.statements import statement
 
 if TYPE_CHECKING:
@@ -128,15 +128,17 @@ class Rings:
     async def _forget_ended(self) -> None:
         """Truncate the slots of `ended` and `acked` that are opened next."""
 
-        async def work(connection: asyncpg.Connection, table: str) -> None:
+        async def work(connection: asyncpg.Connection, ring: str, slot: int) -> None:
             await connection.execute(statement("short_lock_timeout"))
-            await connection.execute(statement("truncate_slot", table=table))
+            await connection.execute(statement("lock_slot", table=f"{ring}_{slot}"))
+            if (await self._shard.read_layout(connection)).next_ended == slot:  # else this node was paused meanwhile
+                await connection.execute(statement("truncate_slot", table=f"{ring}_{slot}"))
 
         for ring in ("ended", "acked"):
             layout, sizes = await self._look(ring)
-            slot = (layout.open_ended + 1) % ENDED_SLOTS
+            slot = layout.next_ended
             if sizes[slot]:
-                await self._unless_busy(partial(self._shard.run, partial(work, table=f"{ring}_{slot}")))
+                await self._unless_busy(partial(self._shard.run, partial(work, ring=ring, slot=slot)))
 
     async def _empty_delayed(self) -> None:
         """Truncate the slots of `delayed` whose period is over.
