@@ -13,10 +13,15 @@ import pytest
 import heapline
 import heapline.sql
 from heapline import BadRequest, Outgoing
+from heapline.contract.batches import PrepareBatch, Share
+from heapline.contract.call import Context
+from heapline.contract.messages import EnqueueBatch, pack_messages
 from heapline.sql.placement import shard_of
 from tests.postgres import UNSYNCED, fresh_schema, postgres_server, shared_url
 
 asyncpg = pytest.importorskip("asyncpg")
+from heapline.sql.namespace_keys import ABANDONED_MS, VALID_MS  # noqa: E402 - needs asyncpg
+
 SHARDS = 3
 
 
@@ -114,6 +119,33 @@ async def test_node_continues_when_its_connections_were_cut() -> None:
             assert isinstance(ends[0], list | heapline.UnavailableError)
             (message,) = await until_available(lambda: hl.pop("jobs", 1, wait=20.0, request_id="r"))
         assert message.id == sent.id
+
+
+async def test_enqueue_that_was_paused_after_its_claim_stores_nothing(urls: list[str]) -> None:
+    """Another topic has taken its key over meanwhile, so two messages would have one key of the namespace."""
+    one, two, three = topics_by_shard(SHARDS)
+    async with heapline.sql.open(urls, schema="keys") as hl:
+        for topic in (one, two, three):
+            await hl.create_topic(topic)
+        claims = [(f"k{i}", topic, b"x") for i, topic in enumerate((one, two))]
+        found, claimed_at = await hl.claim_keys("default", claims)
+        assert found == [None, None]
+        paused = Context(claimed_at={topic: at - VALID_MS - 1 for topic, at in claimed_at.items()})
+        keyed = [pack_messages([Outgoing(b"x", idempotency_key=f"k{i}")]) for i in range(2)]
+        with pytest.raises(heapline.UnavailableError, match="were claimed 60 seconds ago"):
+            await hl.do(EnqueueBatch(one, keyed[0]), paused)
+        with pytest.raises(heapline.UnavailableError, match="were claimed 60 seconds ago"):
+            await hl.do(PrepareBatch("b", "1", [Share(two, keyed[1])]), paused)
+        assert [(await hl.stats(topic)).ready for topic in (one, two)] == [0, 0]
+        await hl.do(PrepareBatch("b", "1", [Share(two, keyed[1])]), Context(claimed_at=claimed_at))
+        for shard in hl.node.shards:
+            async with shard.connection() as connection:
+                await connection.execute("UPDATE namespace_keys SET at = at - $1", ABANDONED_MS + 1)
+        with pytest.raises(heapline.IdempotencyConflict, match="in progress"):  # it is prepared
+            await hl.claim_keys("default", [("k1", three, b"x")])
+        assert (await hl.claim_keys("default", [("k0", three, b"x")]))[0] == [None]
+        await hl.commit_batch("b", ["1"])
+        assert (await hl.claim_keys("default", [("k1", three, b"x")]))[0] == [(await hl.peek(two))[0].id]
 
 
 async def until_available(call: Callable[[], Awaitable[Any]]) -> Any:

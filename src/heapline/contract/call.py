@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from operator import attrgetter
@@ -76,6 +76,7 @@ class Context(Struct, frozen=True, gc=False):
     trace: str | None = None  # W3C traceparent
     confirmation: str | None = None  # token of an earlier refusal, for calls that destroy
     forwarded: bool = False  # by a node that has already checked rights and limits and written the audit line
+    claimed_at: Mapping[str, int] | None = None  # by topic: when a namespace's broker claimed its idempotency keys, ms
     leases_max: int | None = None  # leases that one holder may have on the topic; set by a server, enforced in the turn
 
 

@@ -60,7 +60,7 @@ async def prepare_batch(node: Node, command: batches.PrepareBatch, context: Cont
     name = PartName(command.batch_id, command.part, tuple(sorted(home.name.canonical for home in homes)))
     shares = []
     for home, share in zip(homes, command.shares, strict=True):
-        results = await prepared.prepare(home, name, share, identity_of(command))
+        results = await prepared.prepare(home, name, share, identity_of(command), context)
         suffix = max((result.id_suffix for result in results), default=0)
         shares.append(batches.PreparedShare(home.name.canonical, pack_enqueued(results, suffix)))
     return batches.Prepared([] if command.without_results else shares)

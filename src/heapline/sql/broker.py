@@ -62,7 +62,9 @@ class SqlBroker(Broker):
         """Return a document that all nodes share, for `async with`."""
         return Document(self.node.shards[0], name)
 
-    async def claim_keys(self, namespace: str, rows: Sequence[tuple[str, str, bytes]]) -> list[int | None]:
+    async def claim_keys(
+        self, namespace: str, rows: Sequence[tuple[str, str, bytes]]
+    ) -> tuple[list[int | None], dict[str, int]]:
         """Claim idempotency keys in a namespace for (key, topic, payload); see namespace_keys.py."""
         return await namespace_keys.claim(self.node, namespace, [namespace_keys.Wanted(*row) for row in rows])
 

@@ -18,6 +18,7 @@ from heapline.sql.dedup import Identity, Judgement, Memory, open_producer
 from heapline.sql.handlers import handles
 from heapline.sql.home import Home
 from heapline.sql.layout import SLOTS, of_columns
+from heapline.sql.namespace_keys import check_claim
 from heapline.sql.node import Node
 from heapline.sql.rows import NewRow, check_batch_bytes, check_rows, place_rows, row_of_command, rows_of_batch
 from heapline.sql.shard import Turn
@@ -37,7 +38,7 @@ def identity_of(command: Any) -> Identity | None:
 @handles(messages.Enqueue)
 async def enqueue(node: Node, command: messages.Enqueue, context: Context) -> Enqueued:
     home = node.home(command.topic)
-    (result,) = await _store(home, [row_of_command(command)], True, identity_of(command))
+    (result,) = await _store(home, [row_of_command(command)], True, identity_of(command), context)
     return result
 
 
@@ -55,7 +56,7 @@ async def enqueue_batch(node: Node, command: messages.EnqueueBatch, context: Con
     results: list[Enqueued] = []
     for piece in pieces:
         try:
-            results += await _store(home, piece, command.atomic, identity_of(command))
+            results += await _store(home, piece, command.atomic, identity_of(command), context)
         except UnavailableError as error:
             if command.atomic or not results:
                 raise
@@ -91,7 +92,9 @@ class _Limited(Exception):
     """The topic has a limit that counts what is stored, so its enqueues take turns."""
 
 
-async def _store(home: Home, rows: list[NewRow], atomic: bool, identity: Identity | None) -> list[Enqueued]:
+async def _store(
+    home: Home, rows: list[NewRow], atomic: bool, identity: Identity | None, context: Context
+) -> list[Enqueued]:
     """Store rows in one transaction and return a result for each."""
     began = perf_counter()
     deadline: int | None = None
@@ -110,6 +113,7 @@ async def _store(home: Home, rows: list[NewRow], atomic: bool, identity: Identit
             limited.discard(home.name)
         elif not locked:
             raise _Limited
+        check_claim(turn, context.claimed_at)
         nonlocal deadline
         call = _Call(home, turn, rows, atomic, identity)
         results = await call.store()
@@ -120,7 +124,7 @@ async def _store(home: Home, rows: list[NewRow], atomic: bool, identity: Identit
         results = await home.shard.in_topic(home.name, work, locked=locked)
     except _Limited:  # its lock must be taken as the transaction begins, before that of the rings
         limited.add(home.name)
-        return await _store(home, rows, atomic, identity)
+        return await _store(home, rows, atomic, identity, context)
     except asyncpg.UniqueViolationError as error:
         if error.table_name not in MESSAGE_TABLES:
             raise

@@ -3,28 +3,34 @@
 Topics have keys of their own (dedup.py), and the topics of a namespace may be in different shards. So a key is first
 *claimed* for a topic, in the namespace's own shard, and then the topic stores the message with it. A key that another
 topic has claimed is a repeat of the message there. If that topic has no such message, its enqueue failed, or is still
-in progress: the claim can be taken over once it is older than any enqueue takes.
+in progress: the claim can be taken over once it is ABANDONED_MS old.
+
+So a message must not be stored under a claim that may have been taken over. The transaction that stores it, or prepares
+it, checks that the claim is not older than VALID_MS, by the clock of the topic's database (`check_claim`). What is left
+until ABANDONED_MS is for the statements between this check and the commit: the server ends a transaction whose node is
+silent for 10 seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import asyncpg
 
 from heapline.contract.config import TopicConfig
-from heapline.contract.errors import IdempotencyConflict
+from heapline.contract.errors import IdempotencyConflict, UnavailableError
 from heapline.contract.ids import to_ulid
 from heapline.core.dedup.idempotency import key_hash
 from heapline.core.dedup.verdict import fingerprint
 from heapline.sql.node import Node
 from heapline.sql.placement import shard_of
-from heapline.sql.shard import Shard
+from heapline.sql.shard import Shard, Turn
 from heapline.sql.statements import statement
 
 WINDOW_MS = round(TopicConfig().dedup_window * 1000)
-ABANDONED_MS = 120_000  # four times as long as a statement may take
+VALID_MS = 60_000  # that a message may be stored after its key was claimed
+ABANDONED_MS = 120_000  # after which a claim without a message can be taken over
 
 
 class Wanted(NamedTuple):
@@ -35,17 +41,35 @@ class Wanted(NamedTuple):
     payload: bytes
 
 
+class Claims(NamedTuple):
+    """What a claim of several keys found."""
+
+    repeats: list[int | None]  # for each message: the id of one in another topic that it repeats
+    claimed_at: dict[str, int]  # by topic, by the clock of its database, ms
+
+
 class _Claim(NamedTuple):
     topic: str
     at: int
 
 
-async def claim(node: Node, namespace: str, rows: Sequence[Wanted]) -> list[int | None]:
-    """Claim the keys of these messages. Return the id of the message that each one repeats in another topic, or None.
+def check_claim(turn: Turn, claimed_at: Mapping[str, int] | None) -> None:
+    """Raise UnavailableError if the claim of a topic's keys may have been taken over."""
+    at = None if claimed_at is None else claimed_at.get(turn.topic.name)
+    if at is not None and turn.now - at > VALID_MS:
+        raise UnavailableError(
+            f"the idempotency keys for topic {turn.topic.name!r} were claimed {(turn.now - at) // 1000} seconds ago, so "
+            "nothing was stored; retry with the same keys"
+        )
+
+
+async def claim(node: Node, namespace: str, rows: Sequence[Wanted]) -> Claims:
+    """Claim the keys of these messages.
 
     A key may be used for one topic among the rows. Raise IdempotencyConflict if the message of another topic has
     another payload, or is not stored yet.
     """
+    claimed_at = await _read_times(node, {row.topic for row in rows})  # first: a claim may only seem older than it is
     shard = node.shards[shard_of(namespace, "", len(node.shards))]
     topics = {key_hash(row.key): row.topic for row in rows}
     claims, now = await _claim(shard, namespace, topics)
@@ -60,16 +84,31 @@ async def claim(node: Node, namespace: str, rows: Sequence[Wanted]) -> list[int 
         hash = key_hash(row.key)
         if claims[hash].topic == row.topic:
             found.append(None)
+        elif hash in known and known[hash]["is_prepared"]:
+            raise _in_progress(row, claims[hash])
         elif hash in known:
             found.append(_repeated(row, known[hash]))
         else:
             await _take_over(shard, namespace, row, hash, claims[hash], now)
             found.append(None)
+    return Claims(found, claimed_at)
+
+
+async def _read_times(node: Node, topics: set[str]) -> dict[str, int]:
+    """Return the time of each topic's database."""
+    times: dict[int, int] = {}
+    found: dict[str, int] = {}
+    for topic in topics:
+        shard = node.home(topic).shard
+        if shard.index not in times:
+            async with shard.connection() as connection:
+                times[shard.index] = (await shard.read_layout(connection)).now
+        found[topic] = times[shard.index]
     return found
 
 
 async def _stored(node: Node, topic: str, hashes: list[bytes]) -> list[Any]:
-    """Return the keys that a topic has stored messages with."""
+    """Return the keys that a topic has stored messages with, or has in a prepared batch."""
     home = node.home(topic)
     async with home.shard.connection() as connection:
         rows: list[Any] = await connection.fetch(statement("select_keys_of_topic"), *home.name, hashes)
@@ -103,4 +142,8 @@ async def _take_over(shard: Shard, namespace: str, row: Wanted, hash: bytes, cla
             values = namespace, hash, claimed.topic, claimed.at, row.topic, now
             if await connection.fetchval(statement("take_over_namespace_key"), *values):
                 return
-    raise IdempotencyConflict(f"idempotency key {row.key!r}", f"(of topic {claimed.topic!r}, in progress)")
+    raise _in_progress(row, claimed)
+
+
+def _in_progress(row: Wanted, claimed: _Claim) -> IdempotencyConflict:
+    return IdempotencyConflict(f"idempotency key {row.key!r}", f"(of topic {claimed.topic!r}, in progress)")

@@ -19,11 +19,13 @@ import asyncpg
 import msgspec
 
 from heapline.contract.batches import Share
+from heapline.contract.call import Context
 from heapline.contract.errors import BadRequest, BatchDecided, IdempotencyConflict, ResourceExhausted
 from heapline.contract.message import Enqueued
 from heapline.sql.dedup import Identity, Judgement, Memory, Producer
 from heapline.sql.home import Home
 from heapline.sql.layout import Layout, of_columns
+from heapline.sql.namespace_keys import check_claim
 from heapline.sql.node_id import NodeId
 from heapline.sql.rows import BATCH_BYTES_MAX, NOTHING, NewRow, Stored, check_rows, rows_of_batch, values_of
 from heapline.sql.shard import Shard, Turn, lock_key
@@ -52,7 +54,9 @@ def batch_lock(shard: Shard, batch: str) -> int:
 # -- prepare -----------------------------------------------------------------------------------------------------------
 
 
-async def prepare(home: Home, name: PartName, share: Share, identity: Identity | None) -> list[Enqueued]:
+async def prepare(
+    home: Home, name: PartName, share: Share, identity: Identity | None, context: Context
+) -> list[Enqueued]:
     """Store a topic's share of a part, or return the earlier answer if it is stored."""
     rows = rows_of_batch(share.messages)
     size = sum(row.nbytes for row in rows)
@@ -67,6 +71,7 @@ async def prepare(home: Home, name: PartName, share: Share, identity: Identity |
 
     async def work(connection: asyncpg.Connection) -> list[Enqueued]:
         turn = await shard.enter(connection, home.name)
+        check_claim(turn, context.claimed_at)
         return await _Preparation(shard.node, turn, name, rows, identity, digest).run()
 
     locks = {"batch": str(batch_lock(shard, name.batch)), "topic": str(shard.lock_key(home.name))}

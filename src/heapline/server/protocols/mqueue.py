@@ -123,13 +123,13 @@ class MQueue:
                 shares[names[place]].append(item.outgoing())
             self._admit(shares, request)
             await self._rates.take({shapes.namespace_of(topic) for topic in shares})
-            repeated = await self._claim(items, names)
+            repeated, claimed_at = await self._claim(items, names)
             if repeated:
                 shares = {}
                 for index, item in enumerate(items):
                     if index not in repeated:
                         shares.setdefault(names[item.namespace, item.topic], []).append(item.outgoing())
-            stored = await self._enqueue(shares, request) if shares else {}
+            stored = await self._enqueue(shares, request, claimed_at) if shares else {}
             results = {topic: iter(found) for topic, found in stored.items()}
             ids = [
                 repeated[i] if i in repeated else next(results[names[item.namespace, item.topic]]).id
@@ -137,10 +137,15 @@ class MQueue:
             ]
         await exchange.respond(msgspec.json.encode(ids))
 
-    async def _claim(self, items: Sequence[shapes.Item], names: Mapping[tuple[str, str], str]) -> dict[int, int]:
-        """Claim the items' idempotency keys. Return the ids of items that repeat a message of another topic."""
+    async def _claim(
+        self, items: Sequence[shapes.Item], names: Mapping[tuple[str, str], str]
+    ) -> tuple[dict[int, int], dict[str, int]]:
+        """Claim the items' idempotency keys.
+
+        Return the ids of items that repeat a message of another topic, and when each topic's keys were claimed.
+        """
         if self._keys is None:
-            return {}
+            return {}, {}
         by_namespace: dict[str, dict[int, tuple[str, str, bytes]]] = {}
         topics: dict[tuple[str, str], str] = {}
         for index, item in enumerate(items):
@@ -154,10 +159,12 @@ class MQueue:
                 rows = by_namespace.setdefault(item.namespace, {})
                 rows[index] = (item.idempotency_key, topic, item.payload)
         repeated: dict[int, int] = {}
+        claimed_at: dict[str, int] = {}
         for namespace, rows in by_namespace.items():
-            found = await self._keys.claim_keys(namespace, list(rows.values()))
+            found, times = await self._keys.claim_keys(namespace, list(rows.values()))
             repeated |= {index: id for index, id in zip(rows, found, strict=True) if id is not None}
-        return repeated
+            claimed_at |= times
+        return repeated, claimed_at
 
     def _admit(self, shares: Shares, request: Request) -> None:
         gate = self._dispatcher.gate
@@ -168,14 +175,17 @@ class MQueue:
             gate.check(request, command)
         gate.admit(request, first)
 
-    async def _enqueue(self, shares: Shares, request: Request) -> dict[str, list[Enqueued]]:
+    async def _enqueue(
+        self, shares: Shares, request: Request, claimed_at: Mapping[str, int]
+    ) -> dict[str, list[Enqueued]]:
+        context = msgspec.structs.replace(request.context(), claimed_at=claimed_at)
         try:
-            return await self._atomic.enqueue(shares, request.context())
+            return await self._atomic.enqueue(shares, context)
         except TopicNotFound:
             if not self.rules.creates_topics:
                 raise
         await self._create_topics(shares, request)
-        return await self._atomic.enqueue(shares, request.context())
+        return await self._atomic.enqueue(shares, context)
 
     async def _create_topics(self, shares: Shares, request: Request) -> None:
         async with self._creating:
@@ -251,8 +261,13 @@ class MQueue:
 class NamespaceKeys(Protocol):
     """A broker whose idempotency keys can be unique in a namespace."""
 
-    async def claim_keys(self, namespace: str, rows: Sequence[tuple[str, str, bytes]]) -> list[int | None]:
-        """Claim keys for messages (key, topic, payload). Return the ids of those that repeat one of another topic."""
+    async def claim_keys(
+        self, namespace: str, rows: Sequence[tuple[str, str, bytes]]
+    ) -> tuple[list[int | None], dict[str, int]]:
+        """Claim keys for messages (key, topic, payload).
+
+        Return the ids of those that repeat one of another topic, and when each topic's keys were claimed.
+        """
 
 
 def _reporting_shards(page: Page) -> Page:

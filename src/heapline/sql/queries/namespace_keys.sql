@@ -15,5 +15,9 @@ RETURNING true;
 DELETE FROM namespace_keys WHERE ctid = ANY (ARRAY (SELECT ctid FROM namespace_keys WHERE expires <= $1 LIMIT $2));
 
 -- name: select_keys_of_topic
-SELECT k.hash, k.id, k.print, t.id_suffix FROM idempotency_keys k JOIN topics t ON t.id = k.topic
-WHERE t.namespace = $1 AND t.name = $2 AND k.hash = ANY($3) AND (k.scope > 0 OR k.expires > clock_ms());
+SELECT k.hash, k.id, k.print, t.id_suffix, k.is_prepared FROM topics t JOIN LATERAL (
+    SELECT hash, id, print, false AS is_prepared FROM idempotency_keys
+    WHERE topic = t.id AND hash = ANY($3) AND (scope > 0 OR expires > clock_ms())
+    UNION ALL SELECT hash, id, print, true FROM prepared_keys WHERE topic = t.id AND hash = ANY($3)
+) AS k ON true
+WHERE t.namespace = $1 AND t.name = $2;
