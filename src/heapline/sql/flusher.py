@@ -5,6 +5,9 @@ after a crash, or a commit whose answer was lost, the mark says where to continu
 older state has lost messages and mark together, and they are flushed again: the log is kept for `keep` seconds longer
 than it is needed. To notice that, the mark is read at least every `poll_interval`.
 
+The database also stores which process has opened the log last. If that has not opened this directory, it uses a copy,
+and the mark is about other messages: then nothing is flushed, and enqueues go to the database.
+
 A call that must see what this node has acknowledged waits for the flush of its topic (`flush`). Messages of a topic
 that was deleted meanwhile are dropped; if it was created again, they go there, because they may have been meant for it.
 """
@@ -64,8 +67,11 @@ class Flusher:
 
     async def open(self) -> None:
         """Open the log at the database's mark, and start flushing what is above it."""
-        async with self._shard.connection() as connection:
-            self.mark = await connection.fetchval(statement("enter_flush"), self._wal.id)
+
+        async def work(connection: asyncpg.Connection) -> int:
+            return int((await self._enter(connection))["mark"])
+
+        self.mark = await self._shard.run(work, lock=self._lock)
         await self._wal.open(self.mark)
         self._replay_end = self._wal.durable
         if self.lag:
@@ -136,6 +142,7 @@ class Flusher:
                 if self.mark >= self._wal.durable:
                     await self._sleep()
             except (HeaplineError, OSError, asyncpg.PostgresError) as error:
+                self._wal.is_refused |= isinstance(error, JournalCorrupt)
                 await self._failed(error)
             except Exception as error:  # a failed flush must not stop the flushes that follow
                 log.exception("flush failed; will retry", shard=self._shard.index)
@@ -161,7 +168,7 @@ class Flusher:
     async def _reopen(self) -> None:
         """Open the log again, some time after a write to it has failed."""
         now = self._clock.boot_ms()
-        if not self._wal.is_usable and now >= self._reopen_at:
+        if not self._wal.is_usable and not self._wal.is_refused and now >= self._reopen_at:
             self._reopen_at = now + REOPEN_MS
             await self._wal.open(self.mark)
             log.info("write-ahead log is in use again", shard=self._shard.index)
@@ -170,7 +177,7 @@ class Flusher:
         """Store units, or only check the mark if there are none."""
 
         async def work(connection: asyncpg.Connection) -> Stored:
-            row = await connection.fetchrow(statement("enter_flush"), self._wal.id)
+            row = await self._enter(connection)
             if row["mark"] != self.mark or not units:
                 return Stored(row["mark"], [], None)
             layout = Layout(row["now"], row["ready_turn"], row["lease_turn"])
@@ -178,7 +185,9 @@ class Flusher:
 
         if not units:
             async with self._shard.connection() as connection:
-                self._continue_at((await connection.fetchrow(statement("enter_flush"), self._wal.id))["mark"])
+                row = await connection.fetchrow(statement("enter_flush"), self._wal.id)
+            self._check_owner(row["owner"])
+            self._continue_at(row["mark"])
             return
         try:
             stored = await self._shard.run(work, lock=self._lock)
@@ -191,6 +200,23 @@ class Flusher:
         if stored.deadline is not None:
             self._timekeeper.expect(stored.deadline)
         self._last_unit = {topic: unit for topic, unit in self._last_unit.items() if unit > self.mark}
+
+    async def _enter(self, connection: asyncpg.Connection) -> Any:
+        """Read the mark, in a transaction that has the log's lock. Record that this process flushes the log now."""
+        row = await connection.fetchrow(statement("enter_flush"), self._wal.id)
+        self._check_owner(row["owner"])
+        if row["owner"] != self._wal.owners[-1]:
+            await connection.execute(statement("upsert_wal_owner"), self._wal.id, self._wal.owners[-1])
+        return row
+
+    def _check_owner(self, owner: int | None) -> None:
+        if owner is not None and owner not in self._wal.owners:
+            raise JournalCorrupt(
+                f"write-ahead log of shard {self._shard.index}",
+                0,
+                "a copy of its directory has been opened since, so it is unknown what of this one was flushed; stop "
+                "the process that uses the copy, and give each node a directory of its own",
+            )
 
     def _continue_at(self, mark: int) -> None:
         """Continue after the database's mark, which is what counts."""

@@ -58,8 +58,8 @@ def check_claim(turn: Turn, claimed_at: Mapping[str, int] | None) -> None:
     at = None if claimed_at is None else claimed_at.get(turn.topic.name)
     if at is not None and turn.now - at > VALID_MS:
         raise UnavailableError(
-            f"the idempotency keys for topic {turn.topic.name!r} were claimed {(turn.now - at) // 1000} seconds ago, so "
-            "nothing was stored; retry with the same keys"
+            f"the idempotency keys for topic {turn.topic.name!r} were claimed {(turn.now - at) // 1000} seconds ago, "
+            "so nothing was stored; retry with the same keys"
         )
 
 

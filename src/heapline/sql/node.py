@@ -60,7 +60,9 @@ class Node:
         config = self.config
         await asyncio.to_thread(directory.open, self.shards[0].deployment, len(self.shards))
         for index, shard in enumerate(self.shards):
-            wal = Wal(directory.disk, directory.log_path(index), directory.identity.logs[index], self.clock.wall_ms)
+            identity = directory.identity
+            path = directory.log_path(index)
+            wal = Wal(directory.disk, path, identity.logs[index], identity.owners, self.clock.wall_ms)
             flusher = Flusher(shard, wal, self.timekeepers[index], self.clock, config.poll_interval, config.wal_keep)
             self.buffers[index] = WriteBuffer(shard, wal, flusher, self.clock, config.poll_interval)
             await flusher.open()

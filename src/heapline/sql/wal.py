@@ -7,8 +7,12 @@ stored there once (flusher.py).
 
     wal/
     ├── LOCK            held by the one process that uses the directory
-    ├── wal.json        WAL_VERSION 1: the deployment that the log belongs to, and the id of each shard's log
+    ├── wal.json        WAL_VERSION 1: the deployment that the log belongs to, the id of each shard's log, and a
+    │                   random number of each process that has opened the directory
     └── shard-0/        the journal of shard 0, and so on
+
+The database stores that number, too. So it is noticed if a copy of the directory (of a cloned machine) is in use beside
+the original: both append units with the same numbers, and what one has flushed says nothing about the other.
 
 To change the format of a batch after a release: bump BATCH_VERSION, keep the decoder of the old one.
 """
@@ -39,6 +43,7 @@ WAL_VERSION = BATCH_VERSION = 1
 SEGMENT_BYTES = 32 << 20
 BATCH_BYTES_MAX = 4 << 20  # of one enqueue; larger ones are written to Postgres directly
 MEMORY_BYTES_MAX = 32 << 20  # of units kept in memory until they are flushed; others are read from the log
+OWNERS_MAX = 1000  # that are remembered: a database that failed over to an older state may know an earlier one
 SLICE_BYTES = 4 << 20  # that are read from the log at a time
 #: id, key, due, priority, ttl, expires, max_retries, name, headers, scope, hash, payload: as in rows.Stored
 Row = tuple[
@@ -70,6 +75,7 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     deployment: str
     logs: list[int]  # a random number per shard, under which Postgres knows the log
+    owners: list[int] = []  # a random number of each process that has opened the directory, the newest last
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -106,14 +112,20 @@ class WalDirectory:
                     f"{self.path} is the write-ahead log of deployment {self.identity.deployment} with "
                     f"{len(self.identity.logs)} shards, not of {deployment} with {shards}; give another directory"
                 )
-            return
+        else:
+            self.identity = self._create(deployment, shards)
+        owners = [*self.identity.owners, secrets.randbits(62)][-OWNERS_MAX:]
+        self.identity = msgspec.structs.replace(self.identity, owners=owners)
+        disk.write_file_atomic(name, msgspec.json.encode(self.identity))
+
+    def _create(self, deployment: str, shards: int) -> Identity:
+        disk = self.disk
         for index in range(shards):  # left by a process that was killed before wal.json was written
             disk.remove_tree(self.log_path(index))
         ids = [secrets.randbits(62) | 1 for _ in range(shards)]
         for index, id in enumerate(ids):
             Journal.create(disk, self.log_path(index), incarnation=id, segment_bytes=SEGMENT_BYTES)
-        self.identity = Identity(WAL_VERSION, deployment, ids)
-        disk.write_file_atomic(name, msgspec.json.encode(self.identity))
+        return Identity(WAL_VERSION, deployment, ids)
 
     def log_path(self, shard: int) -> str:
         return f"{self.path}/shard-{shard}"
@@ -142,8 +154,9 @@ def read_identity(disk: Disk, path: str) -> Identity:
 class Wal:
     """The log of one shard: append and group commit on the event loop, I/O in one thread."""
 
-    def __init__(self, disk: Disk, path: str, id: int, wall_ms: Callable[[], int]) -> None:
-        self._disk, self._path, self.id, self._wall_ms = disk, path, id, wall_ms
+    def __init__(self, disk: Disk, path: str, id: int, owners: Sequence[int], wall_ms: Callable[[], int]) -> None:
+        self._disk, self._path, self.id, self.owners, self._wall_ms = disk, path, id, owners, wall_ms
+        self.is_refused = False  # it will not be flushed, so it accepts nothing
         self._journal: Journal | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="heapline-wal")
         self._open_batches: dict[int, list[Batch]] = {}  # by unit, until it is durable
@@ -189,7 +202,7 @@ class Wal:
     @property
     def is_usable(self) -> bool:
         """Whether the log accepts messages. After a failed write it has to be opened again."""
-        return self._journal is not None and self._journal.poisoned is None
+        return self._journal is not None and self._journal.poisoned is None and not self.is_refused
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,10 @@
 -- name: enter_flush
 SELECT coalesce((SELECT max(upto) FROM flushed WHERE wal = $1), 0) AS mark, clock_ms() AS now,
+       (SELECT owner FROM wal_owners WHERE wal = $1) AS owner,
        (SELECT last_value FROM ready_turn) AS ready_turn, (SELECT last_value FROM lease_turn) AS lease_turn;
+
+-- name: upsert_wal_owner
+INSERT INTO wal_owners (wal, owner) VALUES ($1, $2) ON CONFLICT (wal) DO UPDATE SET owner = excluded.owner;
 
 -- name: insert_mark
 INSERT INTO flushed (wal, upto, at) VALUES ($1, $2, $3);
