@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import asyncpg
 
 from heapline.contract import schedules
-from heapline.contract.call import PAGE_BYTES, Context, Page, PageBuilder, cursor_of, read_cursor
+from heapline.contract.call import HERE, PAGE_BYTES, Context, Page, PageBuilder, cursor_of, read_cursor
 from heapline.contract.errors import (
     BadRequest,
     HeaplineError,
@@ -154,7 +154,7 @@ class Kept:
 
     async def _enqueue(self, messages: list[Outgoing], topic: str, identity: Identity) -> int:
         """Enqueue all messages or none. Return how many were new."""
-        results = await store(self._node.home(topic), rows_of_batch(pack_messages(messages)), True, identity)
+        results = await store(self._node.home(topic), rows_of_batch(pack_messages(messages)), True, identity, HERE)
         return sum(not result.duplicate for result in results)
 
     async def _outdo(self, error: StaleEpoch) -> None:
