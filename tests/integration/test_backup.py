@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from heapline.engine import EmbeddedBroker
 from heapline.engine.catalog import Entry
 from heapline.engine.replays import job_runner
 from heapline.journal import RealDisk
+from heapline.journal import backup as journal_backup
 from heapline.journal.log_bounds import read_watermark
 from heapline.journal.segment import segment_path
 from heapline.server.auth import DirectoryGuard
@@ -276,14 +278,13 @@ async def test_checkpoint_in_a_backup_is_never_past_its_log(tmp_path: Path, monk
             await broker.enqueue("jobs", payload)
             assert [row.payload async for row in broker.replay("jobs", checkpoint="c")] == [payload]
 
-        def copy_topic(*args: object) -> object:
-            copied = whole(*args)  # type: ignore[arg-type]
-            asyncio.run_coroutine_threadsafe(go_on(b"late"), loop).result()
-            return copied
+        def copy_segment(*args: Any) -> None:
+            asyncio.run_coroutine_threadsafe(go_on(b"late"), loop).result()  # after the end of the copy is known
+            whole(*args)
 
         await go_on(b"early")
-        whole = backup_module.copy_topic
-        monkeypatch.setattr(backup_module, "copy_topic", copy_topic)
+        whole = journal_backup._Copy._copy_segment
+        monkeypatch.setattr(journal_backup._Copy, "_copy_segment", copy_segment)
         await asyncio.to_thread(backup, data, copy)
     check_every_byte(copy)
     async with EmbeddedBroker(str(copy), disk=UnsyncedDisk()) as broker:

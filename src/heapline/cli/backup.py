@@ -14,7 +14,6 @@ copying matters:
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Annotated
@@ -28,11 +27,10 @@ from heapline.contract.errors import BadRequest, CorruptionError
 from heapline.engine.catalog import FILE as CATALOG
 from heapline.engine.catalog import Catalog, Entry
 from heapline.engine.internal_topic import NAMESPACE as SYSTEM
-from heapline.engine.replays.jobs import FOLDER as REPLAYS
-from heapline.engine.replays.jobs import make_folder
 from heapline.engine.schedules.store import NAME as SCHEDULES
 from heapline.journal import Disk, RealDisk
 from heapline.journal.backup import Copied, copy_topic
+from heapline.journal.small_files import REPLAYS, SmallFiles
 
 NOT_COPIED = {CATALOG, "LOCK", "auth.lock"}
 
@@ -56,7 +54,7 @@ def backup(
     catalog = Catalog(disk, str(data))
     to.mkdir(mode=0o700, parents=True, exist_ok=True)
     total, kept = 0, {}
-    replays = _read_files(disk, f"{data}/{REPLAYS}")
+    replays = SmallFiles(disk, f"{data}/{REPLAYS}").read_all()
     for entry in sorted(catalog.entries.values(), key=_turn):
         copied = _copy_topic(disk, data, to, entry)
         if copied is None:
@@ -65,7 +63,7 @@ def backup(
         kept[entry.namespace, entry.name] = entry
         total += copied.bytes
         console.print(f"{escape(entry.topic)}: up to unit {copied.unit}, {copied.segments} segments")
-    _write_files(disk, f"{to}/{REPLAYS}", replays)
+    SmallFiles(disk, f"{to}/{REPLAYS}").write_all(replays)
     _copy_root_files(data, to)
     catalog.write_copy(f"{to}/{CATALOG}", kept)
     disk.fsync_dir(str(to.resolve().parent))
@@ -82,33 +80,13 @@ def _copy_topic(disk: Disk, data: Path, to: Path, entry: Entry) -> Copied | None
     """Copy a topic. Return None if it was deleted meanwhile."""
     target = f"{to}/{entry.folder}"
     disk.mkdir(os.path.dirname(target))
-    checkpoints = _read_files(disk, f"{data}/{entry.folder}/{REPLAYS}")
     try:
-        copied = copy_topic(disk, f"{data}/{entry.folder}", target, SystemClock().wall_ms)
+        return copy_topic(disk, f"{data}/{entry.folder}", target, SystemClock().wall_ms)
     except (FileNotFoundError, CorruptionError):
         if entry in Catalog(disk, str(data)).entries.values():
             raise
         disk.remove_tree(target)
         return None
-    _write_files(disk, f"{target}/{REPLAYS}", checkpoints)
-    return copied
-
-
-def _read_files(disk: Disk, folder: str) -> dict[str, bytes]:
-    """Read small files that are replaced atomically. A file that is deleted meanwhile is no longer needed."""
-    contents = {}
-    for name in disk.listdir(folder) if disk.exists(folder) else ():
-        with contextlib.suppress(FileNotFoundError):
-            if not name.endswith(".tmp"):
-                contents[name] = bytes(disk.read_file(f"{folder}/{name}"))
-    return contents
-
-
-def _write_files(disk: Disk, folder: str, contents: dict[str, bytes]) -> None:
-    if contents:
-        make_folder(disk, folder)
-    for name, content in contents.items():
-        disk.write_file_atomic(f"{folder}/{name}", content)
 
 
 def _copy_root_files(data: Path, to: Path) -> None:

@@ -50,7 +50,6 @@ class Recovered(NamedTuple):
 
     topic: Topic
     journal: TopicLog
-    snapshots: SnapshotStore
     time: int  # journal time of the last unit
     wall: int | None  # and its wall time
     snapshot_unit: int  # of the snapshot it was loaded from, 0 if none
@@ -110,6 +109,7 @@ class Loader:
             incarnation=self.incarnation,
             segment_bytes=self.config.segment_bytes,
             after_unit=after_unit,
+            snapshots=snapshots,
             policy=self.config.fsync,
             spares=self.spares,
             cache_budget=self.budget,
@@ -123,7 +123,7 @@ class Loader:
             journal.close()
             raise
         time = max(journal.last_time, self.floor_ms)
-        return Recovered(topic, journal, snapshots, time, journal.last_wall, after_unit, count)
+        return Recovered(topic, journal, time, journal.last_wall, after_unit, count)
 
 
 class LoadedTopic:
@@ -140,7 +140,6 @@ class LoadedTopic:
     ) -> None:
         self.topic = recovered.topic
         self.journal = recovered.journal
-        self.snapshots = recovered.snapshots
         self._counters = counters
         self.topic.opened(now())
         self.committer = GroupCommitter(self.topic, self.journal, io, now, failed, counters)

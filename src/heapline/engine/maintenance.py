@@ -50,7 +50,6 @@ from heapline.logs import Log
 
 if TYPE_CHECKING:
     from heapline.journal.log import TopicLog
-    from heapline.journal.snapshot import SnapshotStore
 
 log = Log("heapline.engine")
 REWRITE_BYTES = 1 << 20  # rewritten in one turn, so that a rewrite does not delay other calls for long
@@ -82,10 +81,10 @@ class SegmentReclaimer:
     async def reclaim(self) -> None:
         """Delete unneeded segments, and rewrite the few live messages of mostly dead segments."""
         runner = self._runner
-        if not runner.loaded.snapshots.older_unit:
+        if not runner.loaded.journal.snapshots.older_unit:
             return  # nothing can be deleted yet
         survey = await self._survey()
-        for index, segment in enumerate(survey.below(runner.loaded.snapshots.older_unit)):
+        for index, segment in enumerate(survey.below(runner.loaded.journal.snapshots.older_unit)):
             # Decided in a turn, so that the answer waits until what emptied the segment is durable: a crash or a failed
             # write can still undo an ack that is only decided.
             asking, count = await runner.call(partial(self._look, survey, index))
@@ -105,8 +104,7 @@ class SegmentReclaimer:
         offsets = await runner.call(
             lambda now: [partition.state.offset for partition in runner.loaded.topic.partitions]
         )
-        loaded = runner.loaded
-        return await runner.io.run(loaded.journal.survey, offsets, loaded.snapshots.older_unit)
+        return await runner.io.run(runner.loaded.journal.survey, offsets)
 
     def _look(self, survey: Survey, index: int, now: Now) -> tuple[Held, int]:
         """Return what holds a segment, and how many of its records must be rewritten. Runs in a turn."""
@@ -172,9 +170,8 @@ class SegmentReclaimer:
         return _Leave(runner.loaded.journal, unit, known, starts_without(topic, survey, index))
 
     def _delete(self, survey: Survey, segment: int, starts: list[int]) -> bool:
-        runner, loaded = self._runner, self._runner.loaded
-        older_unit, now = loaded.snapshots.older_unit, runner.wall_ms()
-        holder = loaded.journal.reclaim(segment, survey, starts, older_unit=older_unit, now=now)
+        runner = self._runner
+        holder = runner.loaded.journal.reclaim(segment, survey, starts, runner.wall_ms())
         if holder:
             log.info("segment held", topic=runner.name, segment=segment, by=holder)
         return not holder
@@ -187,7 +184,7 @@ class SegmentReclaimer:
         topic, now, wall = runner.loaded.topic, runner.steady.now().steady, runner.wall_ms()
         live, size, behind_it = topic.live, topic.config.segment_bytes, 0
         total = live.bytes(survey.segments[index].number)
-        for other, segment in enumerate(survey.below(runner.loaded.snapshots.older_unit)):
+        for other, segment in enumerate(survey.below(runner.loaded.journal.snapshots.older_unit)):
             if other > index:
                 if held(topic, survey, other, now, wall):
                     break
@@ -300,24 +297,24 @@ class Upkeep:
         """Write a snapshot of the topic's current state."""
         async with self._lock:
             runner = self._runner
-            unit, frozen, journal, store = await runner.call(self._capture)
-            if unit <= max(runner.loaded.snapshot_unit, store.newest_unit):
+            unit, frozen, journal = await runner.call(self._capture)
+            if unit <= max(runner.loaded.snapshot_unit, journal.snapshots.newest_unit):
                 return
             await self._make_durable(journal, unit)
-            await runner.io.run(self._write, store, unit, frozen)
+            await runner.io.run(self._write, journal, unit, frozen)
             if journal is not runner.loaded.journal:
                 return  # reloaded meanwhile; the snapshot has only durable units and stays valid
             runner.loaded.note_snapshot(unit)
             self.snapshot_at = runner.steady.now().steady
             self.snapshots_total += 1
 
-    def _capture(self, now: Now) -> tuple[int, Frozen, TopicLog, SnapshotStore]:
+    def _capture(self, now: Now) -> tuple[int, Frozen, TopicLog]:
         """Close the open unit and take references to the state after it. Runs in a turn."""
         runner = self._runner
         runner.loaded.topic.forget_passed(now)
         runner.loaded.topic.seal(runner.loaded.journal, now)
         unit = runner.loaded.journal.open_unit_number - 1
-        return unit, freeze(runner.loaded.topic, unit), runner.loaded.journal, runner.loaded.snapshots
+        return unit, freeze(runner.loaded.topic, unit), runner.loaded.journal
 
     async def _make_durable(self, journal: TopicLog, unit: int) -> None:
         """Sync the journal up to `unit`. Under the relaxed policies, written units may not be durable. A snapshot ahead
@@ -326,5 +323,5 @@ class Upkeep:
             await self._runner.loaded.committer.between_commits(journal.sync)
 
     @staticmethod
-    def _write(store: SnapshotStore, unit: int, frozen: Frozen) -> None:
-        store.write(unit, frozen.encode(), frozen.blobs)
+    def _write(journal: TopicLog, unit: int, frozen: Frozen) -> None:
+        journal.snapshots.write(unit, frozen.encode(), frozen.blobs)

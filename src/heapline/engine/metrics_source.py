@@ -106,7 +106,7 @@ def _of_schedules(schedules: Scheduler, journal: TopicMeasures | None) -> Schedu
 
 def _of_topic(runner: TopicRunner, journal_bytes: int, journal_segments: int) -> TopicMeasures:
     topic, now = runner.loaded.topic, runner.steady.now()
-    manifest, blobs = runner.loaded.snapshots.newest_bytes()
+    manifest, blobs = runner.loaded.journal.snapshots.newest_bytes()
     by_partition = dict.fromkeys(range(len(topic.partitions)), 0)
     for blob in blobs:  # named <kind>-<partition>-…
         by_partition[int(blob.name.split("-")[1])] += blob.length

@@ -12,7 +12,7 @@ from heapline.contract.errors import HeaplineError, JournalCorrupt, SnapshotCorr
 from heapline.engine.snapshot_state import thaw
 from heapline.engine.topic import Topic
 from heapline.journal.disk import Disk
-from heapline.journal.recovery import list_segments, read_header
+from heapline.journal.recovery import check_beginning, list_segments
 from heapline.journal.segment import segment_path
 from heapline.journal.snapshot import SnapshotStore
 from heapline.journal.unit import Unit
@@ -43,11 +43,7 @@ def newest_state(
                 on_damage(error)
                 continue
             return topic, unit
-    first = list_segments(disk, directory)[0]
-    header = read_header(disk, directory, first)
-    if header is not None and header.first_unit > 1:
-        detail = f"units 1 to {header.first_unit - 1} are missing, and no intact snapshot covers them"
-        raise JournalCorrupt(segment_path(directory, first), 0, detail)
+    check_beginning(disk, directory)
     return fresh(), 0
 
 

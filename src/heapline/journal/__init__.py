@@ -15,6 +15,7 @@ seek, reader     the log by unit, offset, id and time
 snapshot         the state at a unit, so that opening is fast
 reclaim          deletes old segments unless a reader needs them
 spares           reserved space for a full disk
+small_files      checkpoints and jobs of replays
 verify, backup   for the command line: check, repair, copy
 """
 

@@ -13,8 +13,9 @@ to, and every unit up to the end of the copy. The steps, in this order:
    unit that is being written fails its checksum and is left out; it was not acknowledged when the copy began.
 6. Copy the segments up to that end. The last one is copied up to the end and continues with zeros.
 
-The copy is synced. It opens like the directory of an engine that was killed right after the copy's last unit. Nothing
-in the source changes except the lease file, which is removed.
+The checkpoints of replays are read first, so that none is ahead of the copied units. The copy is synced. It opens like
+the directory of an engine that was killed right after the copy's last unit. Nothing in the source changes except the
+lease file, which is removed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from heapline.journal.log_bounds import Watermark, log_start_path, read_watermar
 from heapline.journal.reclaim import ReaderLease, end_lease, write_lease
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import FIRST_UNIT_AT, NO_CHAIN, SegmentWalk, index_path, segment_path
+from heapline.journal.small_files import checkpoints_of
 from heapline.journal.snapshot import SnapshotStore
 
 CHUNK_BYTES = 4 << 20
@@ -75,6 +77,7 @@ class _Copy:
         disk, target = self._disk, self._target
         for directory in (target, f"{target}/snapshots", f"{target}/readers"):
             disk.mkdir(directory)
+        checkpoints = checkpoints_of(disk, self._source).read_all()
         try:
             first = list_segments(disk, self._source)[0]
             self._hold(first)
@@ -89,6 +92,7 @@ class _Copy:
                 self._copy(log_start_path(self._source), log_start_path(target))
             file = disk.create(watermark_path(target))
             self._finish(file, [mark.pack()])
+            checkpoints_of(disk, target).write_all(checkpoints)
         finally:
             end_lease(disk, self._source, self._name)
         for directory in (f"{target}/snapshots", f"{target}/readers", target, os.path.dirname(target)):

@@ -39,6 +39,8 @@ from heapline.journal.segment import (
     numbered,
     segment_path,
 )
+from heapline.journal.small_files import checkpoints_of
+from heapline.journal.snapshot import SnapshotStore
 from heapline.journal.spares import SparePool
 from heapline.journal.survey import Survey, Surveyor
 from heapline.journal.unit import SealedUnit, Unit
@@ -56,12 +58,22 @@ class Journal:
     It is writable after the iterator from `open` has ended.
     """
 
-    def __init__(self, scan: Scan, policy: SyncPolicy, spares: SparePool | None, name: str, budget: CacheBudget | None):
+    def __init__(
+        self,
+        scan: Scan,
+        policy: SyncPolicy,
+        spares: SparePool | None,
+        name: str,
+        budget: CacheBudget | None,
+        snapshots: SnapshotStore | None,
+    ) -> None:
         self.disk, self.path, self.name = scan.disk, scan.directory, name or scan.directory
         self.incarnation, self.segment_bytes = scan.incarnation, scan.capacity
         self.layout = PositionLayout(scan.capacity)
         self.cache = RecordCache(self.layout, budget)
         self.records = RecordReader(scan.disk, scan.directory, self.layout)
+        self.snapshots = snapshots or SnapshotStore(scan.disk, f"{scan.directory}/snapshots")
+        self.checkpoints = checkpoints_of(scan.disk, scan.directory)
         self._surveyor = Surveyor(scan.disk, scan.directory)
         self._policy: SyncPolicy = policy
         self._spares = spares
@@ -95,6 +107,7 @@ class Journal:
         incarnation: int | None = None,
         segment_bytes: int | None = None,
         after_unit: int = 0,
+        snapshots: SnapshotStore | None = None,
         policy: SyncPolicy = "commit",
         spares: SparePool | None = None,
         cache_budget: CacheBudget | None = None,
@@ -102,12 +115,13 @@ class Journal:
     ) -> tuple[Journal, Iterator[Unit]]:
         """Return the journal and the units above `after_unit` (the snapshot's unit) to apply.
 
+        `snapshots` is the store that this snapshot was loaded from.
         Run the iterator to its end: that cuts a torn tail and makes the journal writable. It raises JournalCorrupt on
         damage. The caller holds the directory's lock.
         """
         expected = {"incarnation": incarnation, "segment_bytes": segment_bytes}
         scan = Scan(disk, path, after_unit=after_unit, known_durable=after_unit, **expected)
-        journal = cls(scan, policy, spares, name, cache_budget)
+        journal = cls(scan, policy, spares, name, cache_budget, snapshots)
         return journal, journal._recover(scan)
 
     def _recover(self, scan: Scan) -> Iterator[Unit]:
@@ -306,15 +320,15 @@ class Journal:
             self._writer.close()
         self.records.close()
 
-    # Files: for statistics, readers and reclaiming, in I/O threads.
+    # Statistics, readers and reclaiming: in I/O threads.
 
     def usage(self) -> tuple[int, int]:
         """Return bytes and number of segments."""
         return self._surveyor.usage()
 
-    def survey(self, ends: Sequence[int], older_unit: int | None = None) -> Survey:
+    def survey(self, ends: Sequence[int]) -> Survey:
         """Return the segments for retention; see `Surveyor.look`."""
-        return self._surveyor.look(self.reader(), ends, older_unit)
+        return self._surveyor.look(self.reader(), ends, self.snapshots.older_unit)
 
     def hold(self, name: str, segment: int, until: int) -> None:
         """Keep segments from this one on until a wall time in ms, under a reader's name."""
@@ -323,14 +337,14 @@ class Journal:
     def release(self, name: str) -> None:
         end_lease(self.disk, self.path, name)
 
-    def reclaim(self, segment: int, survey: Survey, starts: Sequence[int], *, older_unit: int, now: int) -> str:
+    def reclaim(self, segment: int, survey: Survey, starts: Sequence[int], now: int) -> str:
         """Delete the first segment, durably, or return what still holds it.
 
         `starts` are the first readable offsets by partition afterwards; 0 means where the files start. The log's start
         is raised before the last check of the leases, so a reader that takes its lease first and then reads the start
         is either respected or sees the new start.
         """
-        durable_unit = self.durable_unit
+        older_unit, durable_unit = self.snapshots.older_unit, self.durable_unit
 
         def holder() -> str:
             found = held_by(self.disk, self.path, segment, older_unit=older_unit, durable_unit=durable_unit, now=now)

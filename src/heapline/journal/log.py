@@ -1,7 +1,10 @@
 """The seam between the engine and the log of one topic: what a log must do so that a runner can serve the topic.
 
-`Journal` (journal.py) is the log in a directory. The building half is pure memory and runs on the event loop. `commit`,
-`prepare` and `sync` run in one thread at a time. Records and files may be read from any thread.
+Everything durable about a topic goes through it: units, snapshots, checkpoints of replays, the claims of readers, and
+the deletion of what nothing needs. `Journal` (journal.py) is the log in a directory; backup.py copies it there.
+
+The building half is pure memory and runs on the event loop. `commit`, `prepare` and `sync` run in one thread at a time.
+Records and files may be read from any thread.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from heapline.core.record import PositionLayout
 from heapline.journal.block import Block
 from heapline.journal.reader import LogReader
 from heapline.journal.records import RecordCache, Records
+from heapline.journal.small_files import SmallFiles
+from heapline.journal.snapshot import SnapshotStore
 from heapline.journal.survey import Survey
 from heapline.journal.unit import SealedUnit
 
@@ -28,6 +33,8 @@ class TopicLog(Protocol):
     layout: PositionLayout
     cache: RecordCache
     last_wall: int | None
+    snapshots: SnapshotStore
+    checkpoints: SmallFiles
 
     # building units
     def fits(self, nbytes: int) -> bool: ...
@@ -64,7 +71,7 @@ class TopicLog(Protocol):
 
     # statistics, readers and reclaiming
     def usage(self) -> tuple[int, int]: ...
-    def survey(self, ends: Sequence[int], older_unit: int | None = None) -> Survey: ...
+    def survey(self, ends: Sequence[int]) -> Survey: ...
     def hold(self, name: str, segment: int, until: int) -> None: ...
     def release(self, name: str) -> None: ...
-    def reclaim(self, segment: int, survey: Survey, starts: Sequence[int], *, older_unit: int, now: int) -> str: ...
+    def reclaim(self, segment: int, survey: Survey, starts: Sequence[int], now: int) -> str: ...

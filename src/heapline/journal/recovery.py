@@ -47,6 +47,15 @@ class Torn:
     unit: int
 
 
+def check_beginning(disk: Disk, directory: str) -> None:
+    """Raise JournalCorrupt if the first units are missing. Only a snapshot could replace them."""
+    first = list_segments(disk, directory)[0]
+    header = read_header(disk, directory, first)
+    if header is not None and header.first_unit > 1:
+        detail = f"units 1 to {header.first_unit - 1} are missing, and no intact snapshot covers them"
+        raise JournalCorrupt(segment_path(directory, first), 0, detail)
+
+
 def list_segments(disk: Disk, directory: str) -> list[int]:
     """Return the segment numbers. Raise JournalCorrupt if there are none or one is missing between them."""
     present = numbered(disk.listdir(directory), ".seg")

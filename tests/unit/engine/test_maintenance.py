@@ -89,7 +89,7 @@ async def test_two_snapshots_are_kept_and_a_damaged_one_is_not_used() -> None:
         for i in range(4):
             await rig.hl.enqueue("jobs", b"%d" % i, priority=i)
             await rig.hl.snapshot("jobs")
-        units = rig.runner().loaded.snapshots.units()
+        units = rig.runner().loaded.journal.snapshots.units()
         assert len(units) == 2
         for path in rig.files(""):
             if f"{units[-1]:010d}" in path or f"/{units[-1]}." in path or path.endswith(f"{units[-1]}.snap"):

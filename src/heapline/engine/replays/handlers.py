@@ -21,7 +21,7 @@ from heapline.contract.groups import pack_batch
 from heapline.contract.stream import ReplayInfo
 from heapline.engine.handlers import feeds, handles
 from heapline.engine.replays.job_runner import rows_within
-from heapline.engine.replays.jobs import FOLDER, load, make_folder, save, to_its_end
+from heapline.engine.replays.jobs import load, save, to_its_end
 from heapline.engine.replays.reader import Pace, Reading
 from heapline.engine.replays.requests import Change, find_ranges, request_of
 from heapline.engine.runner import TopicRunner
@@ -40,13 +40,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int
 
 
-def _folder(runner: TopicRunner) -> str:
-    return f"{runner.loader.directory}/{FOLDER}"
-
-
 async def find_checkpoint(runner: TopicRunner, name: str) -> dict[int, int]:
-    path = f"{_folder(runner)}/{name}.json"
-    found: Checkpoint | None = await runner.io.run(load, runner.loader.disk, path, Checkpoint)
+    found: Checkpoint | None = await runner.io.run(load, runner.loaded.journal.checkpoints, name, Checkpoint)
     if found is None:
         return {}
     if found.incarnation != runner.loader.incarnation:
@@ -66,14 +61,9 @@ async def keep_checkpoint(runner: TopicRunner, name: str, positions: Mapping[int
             incarnation=runner.loader.incarnation, positions={**known, **positions}, at_ms=runner.wall_ms()
         )
         try:
-            await to_its_end(runner.io.run(_save, runner, name, checkpoint))
+            await to_its_end(runner.io.run(save, runner.loaded.journal.checkpoints, name, checkpoint))
         except OSError as error:
             raise UnavailableError(f"checkpoint {name!r} cannot be written: {error.strerror}") from None
-
-
-def _save(runner: TopicRunner, name: str, checkpoint: Checkpoint) -> None:
-    make_folder(runner.loader.disk, _folder(runner))
-    save(runner.loader.disk, f"{_folder(runner)}/{name}.json", checkpoint)
 
 
 @feeds(replays.Replay)

@@ -13,7 +13,6 @@ old one. A file that does not pass its checksum is corrupt, and is never treated
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from typing import Literal, TypeVar
 
@@ -25,11 +24,11 @@ from heapline.contract.message import from_ms
 from heapline.contract.stream import ReplayInfo
 from heapline.engine.replays.requests import Change, Request
 from heapline.journal.disk import Disk
+from heapline.journal.small_files import REPLAYS, SmallFiles
 from heapline.logs import Log
 
 T = TypeVar("T")
 FILE_VERSION = 1
-FOLDER = "replays"  # in a data directory: jobs; in a topic: checkpoints. `heapline backup` knows it
 _FIRST_LINE = re.compile(rb"heapline-replay (\d+) ([0-9a-f]{8})\n")
 log = Log("heapline.replay")
 ENDING = ".json"
@@ -44,22 +43,15 @@ async def to_its_end(writing: asyncio.Future[None]) -> None:
         raise
 
 
-def make_folder(disk: Disk, path: str) -> None:
-    if not disk.exists(path):
-        disk.mkdir(path)
-        disk.fsync_dir(os.path.dirname(path))
-
-
-def save(disk: Disk, path: str, content: msgspec.Struct) -> None:
+def save(files: SmallFiles, name: str, content: msgspec.Struct) -> None:
     body = msgspec.json.encode(content)
-    disk.write_file_atomic(path, b"heapline-replay %d %08x\n" % (FILE_VERSION, crc32c(body)) + body)
+    files.write(name + ENDING, b"heapline-replay %d %08x\n" % (FILE_VERSION, crc32c(body)) + body)
 
 
-def load(disk: Disk, path: str, kind: type[T]) -> T | None:
+def load(files: SmallFiles, name: str, kind: type[T]) -> T | None:
     """Return the content of a file, or None if it does not exist."""
-    try:
-        data = disk.read_file(path)
-    except FileNotFoundError:
+    data, path = files.read(name + ENDING), files.path(name + ENDING)
+    if data is None:
         return None
     first = _FIRST_LINE.match(data)
     if first is not None and int(first[1]) != FILE_VERSION:
@@ -151,29 +143,24 @@ class JobFiles:
     """Reads and writes the files of jobs. Blocking: use it in I/O threads."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
-        self._disk, self._folder = disk, f"{directory}/{FOLDER}"
+        self._files = SmallFiles(disk, f"{directory}/{REPLAYS}")
 
     def load_all(self) -> tuple[list[Job], dict[str, CorruptionError]]:
         """Return all jobs, and the errors of those that cannot be read."""
-        if not self._disk.exists(self._folder):
-            return [], {}
         jobs: list[Job] = []
         damaged: dict[str, CorruptionError] = {}
-        for file in self._disk.listdir(self._folder):
-            if not file.endswith(ENDING):
-                continue
+        for name in [file.removesuffix(ENDING) for file in self._files.names() if file.endswith(ENDING)]:
             try:
-                job = load(self._disk, f"{self._folder}/{file}", Job)
+                job = load(self._files, name, Job)
             except CorruptionError as error:
-                log.error("replay refused", replay=file.removesuffix(ENDING), error=str(error))
-                damaged[file.removesuffix(ENDING)] = error
+                log.error("replay refused", replay=name, error=str(error))
+                damaged[name] = error
             else:
                 jobs += [] if job is None else [job]
         return jobs, damaged
 
     def save(self, job: Job) -> None:
-        make_folder(self._disk, self._folder)
-        save(self._disk, f"{self._folder}/{job.name}{ENDING}", job)
+        save(self._files, job.name, job)
 
     def forget(self, name: str) -> None:
-        self._disk.unlink(f"{self._folder}/{name}{ENDING}")
+        self._files.delete(name + ENDING)

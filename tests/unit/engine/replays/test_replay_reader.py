@@ -16,8 +16,9 @@ from heapline.contract.replays import SaveCheckpoint
 from heapline.contract.stream import ReplayFilter, StreamBatch, StreamMessage
 from heapline.engine.replays import handlers, reader, scan
 from heapline.journal.records import BadRecord, Records, empty_records
+from heapline.journal.small_files import SmallFiles
 from heapline.testing import FakeClock, HandClock, MemoryBroker
-from tests.unit.engine.rig import Rig, opened, settle
+from tests.unit.engine.rig import PATH, Rig, opened, settle
 
 SMALL: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 64 << 10}
 
@@ -356,7 +357,7 @@ async def test_running_replay_pins_its_part_of_the_journal_until_it_ends(
 
 async def test_two_readers_of_one_checkpoint_keep_both_their_places() -> None:
     async with opened(topic={"partitions": 2}) as rig:
-        rig.io.hold.add("_save")
+        rig.io.hold.add("save")
         keeps = [asyncio.ensure_future(rig.hl.do(SaveCheckpoint("jobs", "c", {p: 5}))) for p in (0, 1)]
         gave_up = asyncio.ensure_future(rig.hl.do(SaveCheckpoint("jobs", "c", {0: 3})))
         await settle()
@@ -377,6 +378,15 @@ async def test_checkpoint_reads_new_partitions_from_their_beginning(start: Any) 
             await rig.hl.enqueue("jobs", b"%d" % i, key=str(i))
         rows = await read(rig.hl, start=start, checkpoint="c")
         assert sorted(row.payload for row in rows) == sorted(b"%d" % i for i in range(40))
+
+
+async def test_checkpoint_is_stored_by_the_topics_log() -> None:
+    async with opened() as rig:
+        log = rig.runner().loaded.journal
+        log.checkpoints = SmallFiles(rig.disk, f"{PATH}/elsewhere")
+        await rig.hl.do(SaveCheckpoint("jobs", "c", {0: 0}))
+        assert log.checkpoints.names() == ["c.json"]
+        assert await handlers.find_checkpoint(rig.runner(), "c") == {0: 0}
 
 
 async def test_full_disk_raises_storage_full_when_a_checkpoint_is_saved() -> None:
