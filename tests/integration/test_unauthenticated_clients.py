@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
+import ssl
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,18 @@ import grpc
 import pytest
 
 import heapline
+from heapline.client.target import ClientTls
+from heapline.client.transports.native import NativeBroker
+from heapline.clock import SystemClock
 from heapline.contract.errors import Unauthenticated
+from heapline.server.auth.dev_certs import make_dev_certs
 from heapline.server.protocols import grpc as grpc_protocol
 from heapline.server.protocols import native, pages
 from heapline.server.protocols.http_server import HEAD_BYTES_MAX, BoundedProtocol
 from heapline.wire.descriptors import METHODS, SERVICE
 from heapline.wire.frames.format import Kind
 from tests.integration.guarded_rig import EMAIL, GuardedRig
+from tests.integration.server_rig import until
 from tests.unit.server.auth.rig import PASSWORD
 
 GARBAGE = b"\xff\xff\xff"
@@ -133,6 +140,76 @@ async def test_unauthenticated_native_connections_are_limited_per_address(
             writer.close()
     async with asyncio.timeout(20), heapline.connect(rig.target, api_key=rig.admin_key) as another:
         await another.list_topics()  # closed connections do not count
+
+
+@pytest.fixture
+async def tls_rig(tmp_path: Path) -> AsyncIterator[GuardedRig]:
+    make_dev_certs(tmp_path / "certs", SystemClock().wall_ms())
+    files = {"tls_certificate": tmp_path / "certs" / "server.crt", "tls_key": tmp_path / "certs" / "server.key"}
+    async with GuardedRig(tmp_path, **files) as rig:
+        yield rig
+
+
+def strangers_are(rig: GuardedRig, count: int) -> Callable[[], Awaitable[bool]]:
+    async def are() -> bool:
+        return sum(rig.server._native.strangers.values()) == count
+
+    return are
+
+
+def tls_client(rig: GuardedRig, tmp_path: Path) -> NativeBroker:
+    tls = ClientTls(ca=tmp_path / "certs" / "ca.crt")
+    return NativeBroker(f"heapline+tls://localhost:{rig.server.port}", credential=rig.admin_key, tls=tls)
+
+
+async def test_unfinished_tls_handshakes_are_limited_per_address(
+    tls_rig: GuardedRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "STRANGERS_MAX", 3)
+    async with tls_client(tls_rig, tmp_path) as known:
+        await known.list_topics()  # authenticated, so it does not count
+        opened = [await open_native(tls_rig) for _ in range(3)]
+        await until(strangers_are(tls_rig, 3))
+        opened[0][1].write(b"\x16\x03\x01")  # a handshake that begins, and no more
+        reader, refused = await open_native(tls_rig)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+        await known.list_topics()
+        for _, writer in (*opened, (reader, refused)):
+            writer.close()
+    await until(strangers_are(tls_rig, 0))  # closed connections do not count
+    async with asyncio.timeout(20), tls_client(tls_rig, tmp_path) as another:
+        await another.list_topics()
+
+
+async def test_tls_handshake_that_is_never_finished_is_closed(
+    tls_rig: GuardedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "HELLO_SECONDS", 0.1)
+    reader, writer = await open_native(tls_rig)
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+    writer.close()
+    await until(strangers_are(tls_rig, 0))
+
+
+async def test_tls_handshake_is_part_of_the_time_before_hello(
+    tls_rig: GuardedRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sock = socket.create_connection(("127.0.0.1", tls_rig.server.port))
+    await until(strangers_are(tls_rig, 1))
+    monkeypatch.setattr(native, "HELLO_SECONDS", 10_000.0)  # of connections that are accepted later
+    context = ssl.create_default_context(cafile=str(tmp_path / "certs" / "ca.crt"))
+    _, writer = await asyncio.open_connection(sock=sock, ssl=context, server_hostname="localhost")
+
+    async def is_open() -> bool:
+        return bool(tls_rig.server._native.connections)
+
+    await until(is_open)
+    (connection,) = tls_rig.server._native.connections
+    assert connection._hello_timer is not None
+    assert connection._hello_timer.when() < asyncio.get_running_loop().time() + 5000
+    writer.close()
 
 
 async def test_native_connection_that_sends_more_than_hello_is_closed(rig: GuardedRig) -> None:

@@ -41,6 +41,7 @@ from heapline.logs import Log
 from heapline.server.auth.principals import ANONYMOUS, Principal
 from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request, Stopping
+from heapline.server.protocols.tls_listener import BACKLOG, Stranger, TlsListener
 from heapline.wire import codec, error_codes
 from heapline.wire import frames as wire
 from heapline.wire.connection import FrameProtocol
@@ -82,31 +83,39 @@ class NativeServer:
             waiting=waiting, body_bytes=request_bytes_max, calls_bytes=2 * request_bytes_max,
             bodies_bytes=2 * request_bytes_max,
         )  # fmt: skip
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[asyncio.Server | TlsListener] = []
         self.connections: set[NativeConnection] = set()
         self.strangers: Counter[str] = Counter()  # connections that are not authenticated, by address
 
     async def start(self) -> int:
         """Listen, and return the port."""
-        loop = asyncio.get_running_loop()
         make = partial(NativeConnection, self, self._dispatcher)
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         if self._unix_socket is not None:
             self._listeners.append(await self._listen_on(self._unix_socket, make))
-        listener = await loop.create_server(
-            make, self._host, self._port, family=family, backlog=2048, reuse_port=False,
-            ssl=self._tls, ssl_handshake_timeout=None if self._tls is None else HELLO_SECONDS,
-        )  # fmt: skip
+        listener: asyncio.Server | TlsListener
+        if self._tls is not None:
+            listener = TlsListener.listen(self._host, self._port, self._tls, self.admit, make)
+        else:
+            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+            listener = await asyncio.get_running_loop().create_server(
+                make, self._host, self._port, family=family, backlog=BACKLOG, reuse_port=False
+            )
         self._listeners.append(listener)
         port: int = listener.sockets[0].getsockname()[1]
         return port
+
+    def admit(self, address: str) -> Stranger | None:
+        """Count a connection that is not authenticated. Return None if it is one too many of its address."""
+        if self.strangers[address] >= STRANGERS_MAX:
+            return None
+        return Stranger(self.strangers, address, asyncio.get_running_loop().time() + HELLO_SECONDS)
 
     async def _listen_on(self, path: Path, make: Any) -> asyncio.Server:
         """Listen on a Unix socket that only this user can open."""
         _remove_socket(path)  # left by a server that was killed; a running one holds the data directory's lock
         before = os.umask(0o177)
         try:
-            return await asyncio.get_running_loop().create_unix_server(make, str(path), backlog=2048)
+            return await asyncio.get_running_loop().create_unix_server(make, str(path), backlog=BACKLOG)
         finally:
             os.umask(before)
 
@@ -119,6 +128,9 @@ class NativeServer:
 
     async def stop(self) -> None:
         """Close all connections, after the answers that are ready."""
+        for listener in self._listeners:
+            if isinstance(listener, TlsListener):
+                await listener.end_handshakes()
         for connection in list(self.connections):
             connection.end()
         if self.connections:
@@ -148,13 +160,13 @@ class _Call:
 
 
 class NativeConnection(FrameProtocol):
-    def __init__(self, server: NativeServer, dispatcher: Dispatcher) -> None:
+    def __init__(self, server: NativeServer, dispatcher: Dispatcher, stranger: Stranger | None = None) -> None:
         self._frames = wire.ServerFrames(server.windows, waiting_commands=WAITING, server=NAME)
         super().__init__(self._frames)
         self._server, self._dispatcher, self._gate = server, dispatcher, dispatcher.gate
         self._caller: Principal = ANONYMOUS
         self._address = ""
-        self._is_stranger = False
+        self._stranger = stranger  # under TLS counted since it was accepted; None once it is authenticated
         self._opening: asyncio.Task[None] | None = None  # authenticates
         self._hello_timer: asyncio.TimerHandle | None = None
         self._calls: dict[int, _Call] = {}
@@ -170,22 +182,19 @@ class NativeConnection(FrameProtocol):
         self._address = peer[0] if isinstance(peer, tuple) else "unix"
         super().connection_made(transport)
         self._server.connections.add(self)
-        if self._server.strangers[self._address] >= STRANGERS_MAX:
+        self._stranger = self._stranger or self._server.admit(self._address)
+        if self._stranger is None:
             transport.abort()
-            return
-        self._is_stranger = True
-        self._server.strangers[self._address] += 1
-        self._hello_timer = self._loop.call_later(HELLO_SECONDS, transport.abort)
+        else:
+            self._hello_timer = self._loop.call_at(self._stranger.until, transport.abort)
 
     def _known(self) -> None:
         """Count the connection no longer as one that is not authenticated."""
         if self._hello_timer is not None:
             self._hello_timer.cancel()
-        if self._is_stranger:
-            self._is_stranger = False
-            self._server.strangers[self._address] -= 1
-            if not self._server.strangers[self._address]:
-                del self._server.strangers[self._address]
+        if self._stranger is not None:
+            self._stranger.leave()
+            self._stranger = None
 
     def peer(self) -> str:
         return self._address
