@@ -127,7 +127,7 @@ def test_topic_is_created_shown_changed_and_deleted(home: Home) -> None:
     assert shown["stats"]["partitions"][1]["partition"] == 1
     assert "partition" in home("topic", "show", "shop/mail").stdout
     assert "mode of a topic cannot be changed" in home("topic", "update", "shop/mail", "--mode", "min", code=1).stderr
-    assert "k=0 is out of range" in home("topic", "update", "shop/mail", "--k", "0", code=1).stderr
+    assert "k must be an integer from 1 to" in home("topic", "update", "shop/mail", "--k", "0", code=1).stderr
     assert "shop/mail" in home("topic", "list").stdout
     home("topic", "delete", "shop/mail", typed="n\n", code=1)
     home("topic", "delete", "shop/mail", "--yes")

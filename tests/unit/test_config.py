@@ -8,14 +8,19 @@ import msgspec
 import pytest
 
 import heapline
+from heapline.contract.broker import settings
 from heapline.contract.config import (
-    FEATURE_FIELDS,
     FIXED_FIELDS,
+    check_config,
     check_features,
+    feature_fields,
     make_broker_config,
     make_config,
     parse_topic,
 )
+from heapline.contract.topics import TopicSettings
+from heapline.sql.config import make_sql_config
+from heapline.wire.json import openapi
 
 
 def test_defaults_of_a_topic_are_those_of_the_issue() -> None:
@@ -55,8 +60,9 @@ def test_defaults_of_a_topic_are_those_of_the_issue() -> None:
 
 
 def test_defaults_pass_their_own_checks() -> None:
-    heapline.TopicConfig().validate()
-    heapline.BrokerConfig().validate()
+    check_config(heapline.TopicConfig())
+    check_config(heapline.GroupConfig())
+    check_config(heapline.BrokerConfig())
 
 
 def test_settings_are_frozen_and_keyword_only() -> None:
@@ -89,6 +95,51 @@ def test_keywords_override_the_base() -> None:
 def test_invalid_settings_raise_bad_request(fields: dict[str, Any]) -> None:
     with pytest.raises(heapline.BadRequest):
         make_config(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"partitions": 3000}, "partitions must be an integer from 1 to 1024, got 3000"),
+        ({"tick": 5}, "tick must be a number from 0.01 to 1, got 5"),
+        ({"mode": "MIN"}, "mode must be one of 'max', 'min', got 'MIN'"),
+        (
+            {"ordering": "loose"},
+            "ordering must be 'strict', or aging with a rate over 0 and at most 1000000, got",
+        ),
+        ({"ordering": heapline.aging(0)}, "ordering must be 'strict', or aging with a rate over 0"),
+        ({"backoff": 5}, "backoff must be a Backoff with base, factor, max and jitter, got 5"),
+        ({"max_pops_per_second": 0.0001}, "max_pops_per_second must be 0 or a number from 0.001 to 10000000"),
+        ({"visibility_default": 9.0, "lease_max": 3.0}, "visibility_default must be at most lease_max, 3, got 9.0"),
+        *(
+            ({"partition_weights": weights}, "each key an integer from 0 to 1023 and each value a number from 0.001")
+            for weights in ({2000: 1.0}, {1: 0.0})
+        ),
+    ],
+    ids=str,
+)
+def test_invalid_setting_is_refused_in_the_words_of_commands(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(heapline.BadRequest) as caught:
+        make_config(fields)
+    assert text in str(caught.value)
+
+
+def test_keywords_of_a_method_are_refused_in_the_same_words() -> None:
+    with pytest.raises(heapline.BadRequest, match="partitions must be an integer from 1 to 1024, got 3000"):
+        settings("topic", {"partitions": 3000}, heapline.TopicConfig, TopicSettings)
+
+
+def test_settings_have_bounds_in_openapi() -> None:
+    properties = openapi()["components"]["schemas"]["TopicConfig"]["properties"]
+    assert (properties["partitions"]["minimum"], properties["partitions"]["maximum"]) == (1, 1024)
+    request = openapi()["components"]["schemas"]["CreateTopic"]["properties"]
+    assert (request["tick"]["minimum"], request["tick"]["maximum"]) == (0.01, 1.0)
+
+
+def test_error_does_not_repeat_a_url_with_a_password() -> None:
+    with pytest.raises(heapline.BadRequest, match="redis must be a URL") as caught:
+        make_sql_config(["postgresql://db"], {"redis": ["redis://:swordfish@db"]})
+    assert "swordfish" not in str(caught.value)
 
 
 def test_unknown_setting_error_lists_the_settings() -> None:
@@ -136,4 +187,8 @@ def test_settings_of_a_missing_feature_are_refused_by_name() -> None:
 
 
 def test_every_feature_field_is_a_setting_of_a_topic() -> None:
-    assert set(FEATURE_FIELDS) <= set(heapline.TopicConfig.__struct_fields__)
+    by_feature: dict[str, set[str]] = {}
+    for name, feature in feature_fields().items():
+        by_feature.setdefault(feature, set()).add(name)
+    assert {feature: len(names) for feature, names in by_feature.items()} == {"partitions": 5, "fairness": 3, "log": 10}
+    assert {"partition_weights", "partitions"} < by_feature["partitions"]

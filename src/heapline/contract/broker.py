@@ -30,8 +30,9 @@ import msgspec
 
 from heapline.contract import admin, batches, dead_letters, groups, leases, log, messages, replays, schedules, topics
 from heapline.contract.call import HERE, Command, Context, Count, Feed, Page
+from heapline.contract.check import build
 from heapline.contract.columns import pack, pack_one, unpack
-from heapline.contract.config import GroupConfig, TopicConfig, check_names
+from heapline.contract.config import GroupConfig, TopicConfig, check_names, plain_settings
 from heapline.contract.errors import BadRequest, DeliveryLost, HeaplineError, LeaseLost
 from heapline.contract.groups import EARLIEST, fetched, pack_offsets, position, unpack_offsets
 from heapline.contract.leased_batch import LeasedBatch, LeasedColumns
@@ -744,12 +745,9 @@ for _name, _method in vars(Methods).items():
 
 
 def settings(what: str, given: Mapping[str, Any], config: type[msgspec.Struct], kind: Any) -> Any:
-    """Settings from keywords. A name that does not exist, or a value of the wrong type, raises BadRequest."""
+    """Settings from keywords. A name that does not exist, or an invalid value, raises BadRequest."""
     check_names(what, given, config)
-    try:
-        return msgspec.convert({k: msgspec.to_builtins(v) for k, v in given.items()}, kind)
-    except (msgspec.ValidationError, TypeError) as error:
-        raise BadRequest(f"invalid settings of a {what}: {error}") from None
+    return build(kind, plain_settings(given))
 
 
 def _topic_settings(given: Mapping[str, Any]) -> Any:

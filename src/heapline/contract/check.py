@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeVar, get_type_hints
@@ -20,6 +21,7 @@ from msgspec.inspect import Field, Type
 from heapline.contract.errors import BadName, BadRequest, HeaplineError
 
 T = TypeVar("T")
+_IN_STRUCT = re.compile(r"`\$[^`]*\.\w")  # where msgspec says that a value is wrong: in a struct inside the field
 SHOWN = 60  # characters of a wrong value that an error shows
 SECONDS_MAX = 200 * 366 * 86400.0  # two centuries: longer is a mistake, and sums of times stay in range
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -106,7 +108,7 @@ def explain(kind: type[Any], raw: Any, error: ValidationError, *, lax: bool = Fa
                 raise BadRequest(f"{name} is required") from None
             continue
         try:
-            msgspec.convert(raw[name], _hints(kind)[field.name], strict=not lax)
+            msgspec.convert(raw[name], _hints(kind)[field.name], strict=not lax, str_keys=True)
         except ValidationError as inner:
             if isinstance(inner.__cause__, HeaplineError):
                 raise inner.__cause__ from None
@@ -116,7 +118,7 @@ def explain(kind: type[Any], raw: Any, error: ValidationError, *, lax: bool = Fa
                     value = msgspec.convert(value, float, strict=False)
                     value = msgspec.convert(raw[name], int, strict=False)
             _, wanted = _test(field.type, {}, "x")
-            if "$" in str(inner) and "`$`" not in str(inner):  # deeper than this field
+            if _IN_STRUCT.search(str(inner)) and "wanted" not in (getattr(field.type, "extra", None) or {}):
                 raise BadRequest(f"{name} is invalid: {inner}") from None
             fail(name, wanted, value)
     raise BadRequest(f"invalid {kind.__name__}: {error}") from None
@@ -191,19 +193,27 @@ def _test(kind: Type, names: dict[str, Any], prefix: str) -> tuple[str, str]:
         case inspect.DateTimeType():
             return "wrong_instant(v)", "a time with a time zone"
         case inspect.LiteralType(values=values):
-            return f"v not in {tuple(values)!r}", "one of " + ", ".join(map(repr, values))
+            return f"v not in {tuple(values)!r}", "one of " * (len(values) > 1) + ", ".join(map(repr, values))
         case inspect.ListType(item_type=item):
             return _each("type(v) is not list", "a list", item, names, prefix)
+        case inspect.DictType(key_type=inspect.IntType(ge=int()) as key, value_type=item):
+            test, _ = _each("type(v) is not dict", "", key, names, f"{prefix}_key")
+            test, _ = _each(test, "", item, names, prefix, ".values()")
+            words = [_test(kind, {}, "")[1] for kind in (key, item)]
+            return test, f"a mapping, each key {words[0]} and each value {words[1]}"
         case inspect.DictType(value_type=item):
-            test, wanted = _each("type(v) is not dict", "a mapping", item, names, prefix, ".values()")
-            return test, wanted
+            return _each("type(v) is not dict", "a mapping", item, names, prefix, ".values()")
         case inspect.StructType(cls=cls):
             names[cls.__name__] = cls
             if not hasattr(cls, "__post_init__"):  # a plain struct: nothing has checked it yet
                 names[f"check_{cls.__name__}"] = compile_check(cls)
-                return f"not isinstance(v, {cls.__name__}) or check_{cls.__name__}(v)", f"a {cls.__name__}"
-            return f"not isinstance(v, {cls.__name__})", f"a {cls.__name__}"
+                return f"not isinstance(v, {cls.__name__}) or check_{cls.__name__}(v)", _one(cls.__name__)
+            return f"not isinstance(v, {cls.__name__})", _one(cls.__name__)
     return "", "valid"
+
+
+def _one(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 def _each(test: str, wanted: str, item: Type, names: dict[str, Any], prefix: str, of: str = "") -> tuple[str, str]:
@@ -235,7 +245,7 @@ def _from(low: Any, high: Any, above: Any = None) -> str:
 def _plain(number: Any) -> str:
     """A bound as people write it: 2^63-1 instead of its digits."""
     if isinstance(number, float):
-        return f"{number:g}"
+        return str(int(number)) if number.is_integer() else repr(number)
     for power in (62, 63):
         for offset, text in ((0, f"2^{power}"), (-1, f"2^{power}-1")):
             if abs(number) == (1 << power) + offset:

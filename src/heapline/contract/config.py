@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
+from heapline.contract.check import build, compile_check, fail
 from heapline.contract.errors import BadName, BadRequest, Unsupported
 
 C = TypeVar("C", "TopicConfig", "GroupConfig", "BrokerConfig")
@@ -25,6 +28,35 @@ PARTITIONS_MAX = 1024  # 10 bits of an id
 PAYLOAD_BYTES_MAX = (4 << 20) - (128 << 10)  # a frame, which any replicated log must carry, is 4 MiB − 64 KiB
 MAX_RETRIES_MAX = 250  # attempts are 8 bits of a position
 SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 1 << 20, 1 << 30
+AGE_MAX = 100 * 366 * 86400.0  # seconds
+#: The features (contract/call.py) that some settings need. A broker without them accepts only the default.
+PARTITIONS, FAIRNESS, LOG = {"feature": "partitions"}, {"feature": "fairness"}, {"feature": "log"}
+
+# The types of settings, with their bounds and the feature that they need.
+Nearness = Annotated[int, Meta(ge=1, le=1 << 31)]
+Lease = Annotated[float, Meta(ge=0.001, le=366 * 86400.0)]
+Window = Annotated[float, Meta(ge=0.0, le=366 * 86400.0)]
+Age = Annotated[float, Meta(ge=0.0, le=AGE_MAX)]
+Retries = Annotated[int, Meta(ge=0, le=MAX_RETRIES_MAX)]
+PayloadBytes = Annotated[int, Meta(ge=1, le=PAYLOAD_BYTES_MAX)]
+Inflight = Annotated[int, Meta(ge=0, le=1 << 31)]
+Backlog = Annotated[int, Meta(ge=0, le=1 << 40)]
+PartitionCount = Annotated[int, Meta(ge=1, le=PARTITIONS_MAX, extra=PARTITIONS)]
+PartitionNumber = Annotated[int, Meta(ge=0, le=PARTITIONS_MAX - 1)]
+Strategy = Annotated[Literal["best_first", "round_robin", "weighted"], Meta(extra=PARTITIONS)]
+Weights = Annotated[dict[PartitionNumber, Annotated[float, Meta(ge=0.001, le=1000.0)]], Meta(extra=PARTITIONS)]
+Staleness = Annotated[float, Meta(ge=0.0, le=86400.0, extra=PARTITIONS)]
+Freshness = Annotated[float, Meta(ge=0.0, le=3600.0, extra=PARTITIONS)]
+Fairness = Annotated[Literal["none", "keys"], Meta(extra=FAIRNESS)]
+KeyInflight = Annotated[int, Meta(ge=0, le=1 << 31, extra=FAIRNESS)]
+PopRate = Annotated[float, Meta(ge=0.0, le=1e7, extra=FAIRNESS)]
+Streams = Annotated[bool, Meta(extra=LOG)]
+KeptSeconds = Annotated[float, Meta(ge=0.0, le=AGE_MAX, extra=LOG)]
+KeptAmount = Annotated[int, Meta(ge=0, le=1 << 60, extra=LOG)]
+SegmentBytes = Annotated[int, Meta(ge=SEGMENT_BYTES_MIN, le=SEGMENT_BYTES_MAX, extra=LOG)]
+Fsync = Annotated[Literal["commit", "interval", "os"], Meta(extra=LOG)]
+FsyncInterval = Annotated[float, Meta(ge=0.001, le=60.0, extra=LOG)]
+Tick = Annotated[float, Meta(ge=0.01, le=1.0, extra=LOG)]
 
 
 class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,82 +81,72 @@ class Backoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Aging(msgspec.Struct, frozen=True, tag="aging", forbid_unknown_fields=True):
     """Waiting messages become more urgent by `rate` units of priority per second."""
 
-    rate: float
+    rate: Annotated[float, Meta(gt=0.0, le=1e6)]
+
+
+BackoffSetting = Annotated[Backoff, Meta(extra={"wanted": "a Backoff with base, factor, max and jitter"})]
 
 
 def aging(rate: float) -> Aging:
     return Aging(rate)
 
 
+AGING_WANTED = "'strict', or aging with a rate over 0 and at most 1000000"
+Ordering = Annotated[Literal["strict"] | Aging, Meta(extra={"wanted": AGING_WANTED})]
+
+
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mode: Literal["min", "max"] = "min"  # which priority is served first: the smallest or the largest. Fixed.
-    partitions: int = 1  # 1 to 1024. Order holds over all of them; more of them spread keys. Can grow, never shrink.
-    k: int = 1  # a popped message is among the k best; 1 = exact order
-    strategy: Literal["best_first", "round_robin", "weighted"] = "best_first"  # how pops choose among partitions; only
+    partitions: PartitionCount = (
+        1  # 1 to 1024. Order holds over all of them; more of them spread keys. Can grow, never shrink.
+    )
+    k: Nearness = 1  # a popped message is among the k best; 1 = exact order
+    strategy: Strategy = "best_first"  # how pops choose among partitions; only
     # best_first keeps the order over all of them
-    partition_weights: dict[int, float] = {}  # of the weighted strategy: partition -> share; 1 where none is given
-    max_staleness: float = 0.0  # seconds after which a partition's candidate is read again; 0 = no limit
-    min_freshness: float = 0.0  # seconds that a new best message waits before it is delivered; 0 = none
-    ordering: Literal["strict"] | Aging = "strict"  # strict, or aging(rate): waiting makes more urgent. Fixed.
-    streams: bool = True  # record which messages became due, so that groups can read the topic as a stream. Fixed.
-    visibility_default: float = 30.0  # seconds a popped message is leased when the pop does not say
-    lease_max: float = 12 * 3600.0  # seconds from its pop past which a lease cannot be extended
-    max_retries_default: int = 16  # deliveries after the first before a message is dead; 0 to 250
-    backoff: Backoff = Backoff()  # waits between retries
+    partition_weights: Weights = {}  # of the weighted strategy: partition -> share; 1 where none is given
+    max_staleness: Staleness = 0.0  # seconds after which a partition's candidate is read again; 0 = no limit
+    min_freshness: Freshness = 0.0  # seconds that a new best message waits before it is delivered; 0 = none
+    ordering: Ordering = "strict"  # strict, or aging(rate): waiting makes more urgent. Fixed.
+    streams: Streams = True  # record which messages became due, so that groups can read the topic as a stream. Fixed.
+    visibility_default: Lease = 30.0  # seconds a popped message is leased when the pop does not say
+    lease_max: Lease = 12 * 3600.0  # seconds from its pop past which a lease cannot be extended
+    max_retries_default: Retries = 16  # deliveries after the first before a message is dead; 0 to 250
+    backoff: BackoffSetting = Backoff()  # waits between retries
     dlq: bool = True  # keep dead messages in the dead-letter queue; False = drop them, recorded
-    retention: float = 0.0  # seconds to keep the journal of removed messages; 0 = until reclaimed
-    retention_bytes: int = 0  # bytes of journal above which the oldest part is deleted, whatever its age;
+    retention: KeptSeconds = 0.0  # seconds to keep the journal of removed messages; 0 = until reclaimed
+    retention_bytes: KeptAmount = 0  # bytes of journal above which the oldest part is deleted, whatever its age;
     # with retention = 0 the size alone decides; 0 = no limit
-    retention_margin: int = 0  # rows to keep below the lowest offset of the groups that hold the journal
-    retention_hard_bytes: int = 0  # bytes above which even rows that groups have not read are deleted;
+    retention_margin: KeptAmount = 0  # rows to keep below the lowest offset of the groups that hold the journal
+    retention_hard_bytes: KeptAmount = 0  # bytes above which even rows that groups have not read are deleted;
     # live messages are never deleted; 0 = no limit
-    retention_hard_age: float = 0.0  # seconds after which unread rows are deleted in the same way; 0 = no limit
-    dedup_window: float = 24 * 3600.0  # seconds that sequences and idempotency keys are remembered
-    max_payload_bytes: int = 1 << 20  # a larger payload is rejected; at most 4 MiB − 128 KiB
-    max_inflight: int = 0  # leased messages at the same time; 0 = no limit
-    max_backlog: int = 0  # ready + delayed messages; 0 = no limit
-    fairness: Literal["none", "keys"] = "none"  # keys: within a priority the fairness keys take turns. Fixed.
-    max_inflight_per_key: int = 0  # leased messages of one fairness key; 0 = no limit. Needs fairness="keys".
-    max_pops_per_second: float = 0.0  # messages handed out, best first; 0 = no limit, else 0.001 to 1e7
-    segment_bytes: int = 64 << 20  # size of a journal file; 1 MiB to 1 GiB. Fixed.
-    fsync: Literal["commit", "interval", "os"] = "commit"  # the last two give up the durability promises
-    fsync_interval: float = 0.05  # seconds between syncs when fsync is "interval"
-    tick: float = 0.1  # seconds; how late a timer may be when idle; 0.01 to 1
+    retention_hard_age: KeptSeconds = 0.0  # seconds after which unread rows are deleted in the same way; 0 = no limit
+    dedup_window: Window = 24 * 3600.0  # seconds that sequences and idempotency keys are remembered
+    max_payload_bytes: PayloadBytes = 1 << 20  # a larger payload is rejected; at most 4 MiB − 128 KiB
+    max_inflight: Inflight = 0  # leased messages at the same time; 0 = no limit
+    max_backlog: Backlog = 0  # ready + delayed messages; 0 = no limit
+    fairness: Fairness = "none"  # keys: within a priority the fairness keys take turns. Fixed.
+    max_inflight_per_key: KeyInflight = 0  # leased messages of one fairness key; 0 = no limit. Needs fairness="keys".
+    max_pops_per_second: PopRate = 0.0  # messages handed out, best first; 0 = no limit, else 0.001 to 1e7
+    segment_bytes: SegmentBytes = 64 << 20  # size of a journal file; 1 MiB to 1 GiB. Fixed.
+    fsync: Fsync = "commit"  # the last two give up the durability promises
+    fsync_interval: FsyncInterval = 0.05  # seconds between syncs when fsync is "interval"
+    tick: Tick = 0.1  # seconds; how late a timer may be when idle; 0.01 to 1
     compression: Literal["none", "zstd"] = "none"  # of bodies over 4 KiB between clients and servers that both have
     # zstd (over gRPC: gzip of answers); what is stored is not compressed
 
     def validate(self) -> None:
-        self.backoff.validate()
-        _between("partitions", self.partitions, 1, PARTITIONS_MAX)
-        _between("k", self.k, 1, 1 << 31)
-        _between("max_staleness", self.max_staleness, 0, 86400)
-        _between("min_freshness", self.min_freshness, 0, 3600)
-        for partition, weight in self.partition_weights.items():
-            _between("a partition of partition_weights", partition, 0, PARTITIONS_MAX - 1)
-            _between(f"the weight of partition {partition}", weight, 0.001, 1000)
-        _between("lease_max", self.lease_max, 0.001, 366 * 86400)
-        _between("visibility_default", self.visibility_default, 0.001, self.lease_max)
-        _between("max_retries_default", self.max_retries_default, 0, MAX_RETRIES_MAX)
-        _between("retention", self.retention, 0, 100 * 366 * 86400)
-        _between("retention_bytes", self.retention_bytes, 0, 1 << 60)
-        _between("retention_margin", self.retention_margin, 0, 1 << 60)
-        _between("retention_hard_bytes", self.retention_hard_bytes, 0, 1 << 60)
-        _between("retention_hard_age", self.retention_hard_age, 0, 100 * 366 * 86400)
+        """Check what depends on several settings; see check_config."""
+        if self.visibility_default > self.lease_max:
+            fail("visibility_default", f"at most lease_max, {self.lease_max:g}", self.visibility_default)
         if 0 < self.retention_hard_bytes < self.retention_bytes or 0 < self.retention_hard_age < self.retention:
             raise BadRequest(
                 "retention_hard_bytes and retention_hard_age end what retention_bytes and retention keep: "
                 "they must not be smaller"
             )
-        _between("dedup_window", self.dedup_window, 0, 366 * 86400)
-        _between("max_payload_bytes", self.max_payload_bytes, 1, min(PAYLOAD_BYTES_MAX, self.segment_bytes // 2))
-        _between("max_inflight", self.max_inflight, 0, 1 << 31)
-        _between("max_backlog", self.max_backlog, 0, 1 << 40)
-        _between("max_inflight_per_key", self.max_inflight_per_key, 0, 1 << 31)
-        if self.max_pops_per_second:
-            _between("max_pops_per_second", self.max_pops_per_second, 0.001, 1e7)
-        _between("segment_bytes", self.segment_bytes, SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
-        _between("fsync_interval", self.fsync_interval, 0.001, 60)
-        _between("tick", self.tick, 0.01, 1.0)
+        if self.max_payload_bytes > self.segment_bytes // 2:
+            fail("max_payload_bytes", f"at most half of segment_bytes, {self.segment_bytes}", self.max_payload_bytes)
+        if 0 < self.max_pops_per_second < 0.001:
+            fail("max_pops_per_second", "0 or a number from 0.001 to 10000000", self.max_pops_per_second)
         if self.fairness == "none" and self.max_inflight_per_key:
             raise BadRequest(
                 'max_inflight_per_key counts leases by fairness key; create the topic with fairness="keys"'
@@ -132,27 +154,18 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.fairness == "keys" and isinstance(self.ordering, Aging):
             raise BadRequest('fairness="keys" gives turns within a priority, which aging does not keep: choose one')
         if self.segment_bytes % 4096:
-            raise BadRequest(f"segment_bytes={self.segment_bytes} must be a multiple of 4096")
-        if isinstance(self.ordering, Aging) and not (0 < self.ordering.rate <= 1e6):
-            raise BadRequest(f"aging({self.ordering.rate}): the rate must be over 0 and at most 1e6 units per second")
+            fail("segment_bytes", "a multiple of 4096", self.segment_bytes)
 
 
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a consumer group, stored with the group."""
 
-    ack_timeout: float = 30.0  # seconds after which a delivery that was not acked counts as failed
-    max_retries: int = 16  # deliveries after the first before a row is one of the group's dead letters; 0 to 250
-    backoff: Backoff = Backoff()  # waits between deliveries of one row
-    member_lease: float = 30.0  # seconds without a heartbeat after which a member is removed
-    unused_after: float = 7 * 86400.0  # seconds without members or acks after which it no longer holds the journal
+    ack_timeout: Lease = 30.0  # seconds after which a delivery that was not acked counts as failed
+    max_retries: Retries = 16  # deliveries after the first before a row is one of the group's dead letters; 0 to 250
+    backoff: BackoffSetting = Backoff()  # waits between deliveries of one row
+    member_lease: Lease = 30.0  # seconds without a heartbeat after which a member is removed
+    unused_after: Age = 7 * 86400.0  # seconds without members or acks after which it no longer holds the journal
     observer: bool = False  # only shows its lag: has no members and never holds the journal
-
-    def validate(self) -> None:
-        self.backoff.validate()
-        _between("ack_timeout", self.ack_timeout, 0.001, 366 * 86400)
-        _between("max_retries", self.max_retries, 0, MAX_RETRIES_MAX)
-        _between("member_lease", self.member_lease, 0.001, 366 * 86400)
-        _between("unused_after", self.unused_after, 0, 100 * 366 * 86400)
 
 
 #: Fields that cannot change after a topic is created, because its keys, positions and log depend on them.
@@ -160,33 +173,19 @@ FIXED_FIELDS = ("mode", "ordering", "streams", "segment_bytes", "fairness")
 #: Fields that change when the topic's journal is reopened, which update_topic does automatically.
 REOPENING_FIELDS = ("fsync", "tick")
 
-#: Settings that belong to a feature (contract/call.py). A broker without it accepts only their default.
-FEATURE_FIELDS = {
-    "partitions": "partitions",
-    "strategy": "partitions",
-    "partition_weights": "partitions",
-    "max_staleness": "partitions",
-    "min_freshness": "partitions",
-    "fairness": "fairness",
-    "max_inflight_per_key": "fairness",
-    "max_pops_per_second": "fairness",
-    "streams": "log",
-    "retention": "log",
-    "retention_bytes": "log",
-    "retention_margin": "log",
-    "retention_hard_bytes": "log",
-    "retention_hard_age": "log",
-    "segment_bytes": "log",
-    "fsync": "log",
-    "fsync_interval": "log",
-    "tick": "log",
-}
+
+@cache
+def feature_fields() -> dict[str, str]:
+    """Return the settings that belong to a feature (contract/call.py), as their types say, and that feature."""
+    hints = get_type_hints(TopicConfig, include_extras=True)
+    metas = {name: meta for name, hint in hints.items() for meta in getattr(hint, "__metadata__", ())}
+    return {name: meta.extra["feature"] for name, meta in metas.items() if "feature" in (meta.extra or {})}
 
 
 def check_features(config: TopicConfig, features: Collection[str]) -> None:
     """Raise Unsupported for a setting that needs a feature which the broker lacks."""
     default = TopicConfig()
-    for name, feature in FEATURE_FIELDS.items():
+    for name, feature in feature_fields().items():
         value = getattr(config, name)
         if feature not in features and value != getattr(default, name):
             raise Unsupported(f"{name}={value!r}", feature)
@@ -243,49 +242,63 @@ def check_names(what: str, fields: Mapping[str, Any], kind: type[msgspec.Struct]
 
 def _make(what: str, fields: Mapping[str, Any], base: C) -> C:
     check_names(what, fields, type(base))
-    try:
-        plain = msgspec.to_builtins(base) | {name: msgspec.to_builtins(value) for name, value in fields.items()}
-        config = msgspec.convert(plain, type(base))
-    except (msgspec.ValidationError, TypeError) as error:
-        raise BadRequest(f"invalid settings of a {what}: {error}") from None
-    config.validate()
+    plain = msgspec.to_builtins(base) | plain_settings(fields)
+    config = build(type(base), plain)
+    check_config(config)
     return config
 
 
-def _between(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise BadRequest(f"{name}={value} is out of range: it must be {low} to {high}")
+def plain_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as plain values; Backoff and Aging as mappings. Other objects stay, and are rejected later."""
+    return {name: msgspec.to_builtins(v) if isinstance(v, msgspec.Struct) else v for name, v in fields.items()}
+
+
+def check_config(config: Any) -> None:
+    """Raise BadRequest for the first setting that is invalid."""
+    _checker(type(config))(config)
+
+
+@cache
+def _checker(kind: type[Any]) -> Callable[[Any], None]:
+    return compile_check(kind)
+
+
+# The types of a broker's settings.
+Memory = Annotated[int, Meta(ge=0, le=1 << 50)]
+SomeMemory = Annotated[int, Meta(ge=1, le=1 << 50)]
+SomeBytes = Annotated[int, Meta(ge=1, le=1 << 60)]
+SpareBytes = Annotated[int, Meta(ge=0, le=SEGMENT_BYTES_MAX)]
+Day = Annotated[float, Meta(ge=0.0, le=86400.0)]
+Span = Annotated[float, Meta(ge=0.0, le=1e12)]
+Interval = Annotated[float, Meta(ge=0.001, le=1e12)]
+Slice = Annotated[int, Meta(ge=1, le=1 << 30)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Steps = Annotated[int, Meta(ge=0, le=1000)]
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    cache_bytes: int = 64 << 20  # recent records kept in memory over all topics
-    uncommitted_bytes_max: int = 64 << 20  # bytes of a topic waiting for the disk before enqueues wait
-    uncommitted_wait: float = 10.0  # seconds an enqueue waits for that before ResourceExhausted
-    snapshot_bytes: int = 128 << 20  # journal bytes after which a topic is snapshotted
-    snapshot_interval: float = 600.0  # seconds after which a changed topic is snapshotted
-    fire_slice: int = 4096  # timers that one commit fires; a quarter of that while calls wait
-    rewrite_below: float = 0.25  # live share of a segment under which its messages are rewritten forward; 0 = never
-    reclaim_interval: float = 5.0  # seconds between checks for segments to reclaim
-    spare_segment_bytes: int = 64 << 20  # size of each of the two spare segments that serve a full disk; 0 = none
-    batch_timeout: float = 86400.0  # seconds after its last part was prepared that an undecided batch is aborted
-    gather_steps: int = 0  # steps of the event loop that calls gather for a turn, and while the disk is busy; 0 = none:
+    cache_bytes: Memory = 64 << 20  # recent records kept in memory over all topics
+    uncommitted_bytes_max: SomeMemory = 64 << 20  # bytes of a topic waiting for the disk before enqueues wait
+    uncommitted_wait: Day = 10.0  # seconds an enqueue waits for that before ResourceExhausted
+    snapshot_bytes: SomeBytes = 128 << 20  # journal bytes after which a topic is snapshotted
+    snapshot_interval: Span = 600.0  # seconds after which a changed topic is snapshotted
+    fire_slice: Slice = 4096  # timers that one commit fires; a quarter of that while calls wait
+    rewrite_below: Share = 0.25  # live share of a segment under which its messages are rewritten forward; 0 = never
+    reclaim_interval: Interval = 5.0  # seconds between checks for segments to reclaim
+    spare_segment_bytes: SpareBytes = (
+        64 << 20
+    )  # size of each of the two spare segments that serve a full disk; 0 = none
+    batch_timeout: Interval = 86400.0  # seconds after its last part was prepared that an undecided batch is aborted
+    gather_steps: Steps = (
+        0  # steps of the event loop that calls gather for a turn, and while the disk is busy; 0 = none:
+    )
     # callers in this process come together by themselves, those of a server one by one
-    decision_retention: float = 7 * 86400.0  # seconds that a committed batch is remembered, for repeated commits
+    decision_retention: Span = 7 * 86400.0  # seconds that a committed batch is remembered, for repeated commits
 
     def validate(self) -> None:
-        _between("cache_bytes", self.cache_bytes, 0, 1 << 50)
-        _between("uncommitted_bytes_max", self.uncommitted_bytes_max, 1, 1 << 50)
-        _between("uncommitted_wait", self.uncommitted_wait, 0, 86400)
-        _between("snapshot_bytes", self.snapshot_bytes, 1, 1 << 60)
-        _between("snapshot_interval", self.snapshot_interval, 0, 1e12)
-        _between("fire_slice", self.fire_slice, 1, 1 << 30)
-        _between("rewrite_below", self.rewrite_below, 0, 1)
-        _between("reclaim_interval", self.reclaim_interval, 0.001, 1e12)
-        _between("batch_timeout", self.batch_timeout, 0.001, 1e12)
-        _between("decision_retention", self.decision_retention, 0, 1e12)
-        _between("gather_steps", self.gather_steps, 0, 1000)
-        if self.spare_segment_bytes:
-            _between("spare_segment_bytes", self.spare_segment_bytes, SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
+        if 0 < self.spare_segment_bytes < SEGMENT_BYTES_MIN:
+            wanted = f"0 or an integer from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
+            fail("spare_segment_bytes", wanted, self.spare_segment_bytes)
 
 
 def make_broker_config(fields: dict[str, Any]) -> BrokerConfig:

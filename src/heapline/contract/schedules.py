@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from heapline.contract.call import Access, Command, Page, Repeat, Right, call_family
+from heapline.contract.check import fail
 from heapline.contract.config import DEFAULT_NAMESPACE, NAME, parse_topic
 from heapline.contract.errors import BadName, BadRequest
 from heapline.contract.fields import Cursor, Key, Priority, Topic
@@ -110,7 +111,7 @@ def make_schedule(name: str, **fields: Any) -> Schedule:
 def check_schedule(schedule: Schedule) -> None:
     """Validate a schedule that was not created by `make_schedule`."""
     if not 1 <= schedule.makeup_max <= MAKEUP_MAX:
-        raise BadRequest(f"makeup_max={schedule.makeup_max} is out of range: it must be 1 to {MAKEUP_MAX}")
+        fail("makeup_max", f"an integer from 1 to {MAKEUP_MAX}", schedule.makeup_max)
     starts, ends = schedule.starts_ms, schedule.ends_ms
     if starts is not None and ends is not None and ends <= starts:
         raise BadRequest("ends is not later than starts: the schedule would never fire; move one of them")

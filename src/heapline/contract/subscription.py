@@ -25,8 +25,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from heapline.contract.check import fail
 from heapline.contract.errors import (
-    BadRequest,
     Closed,
     DeliveryLost,
     HeaplineError,
@@ -92,7 +92,7 @@ class Subscription:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         if type(credits) is not int or not 1 <= credits <= CREDITS_MAX:
-            raise BadRequest(f"credits is an int from 1 to {CREDITS_MAX}, not {credits!r}")
+            fail("credits", f"an integer from 1 to {CREDITS_MAX}", credits)
         self.topic, self.group = topic, group
         self.member = member if member is not None else f"member-{secrets.token_hex(8)}"
         self._broker = broker

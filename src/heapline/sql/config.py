@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
+from msgspec import Meta
 
-from heapline.contract.config import check_names
+from heapline.contract.check import build
+from heapline.contract.config import check_config, check_names
 from heapline.contract.errors import BadRequest
 
 #: The features of the contract that this broker has.
@@ -22,18 +24,28 @@ SCHEMES = ("postgresql://", "postgres://")
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
+# The types of settings. Errors do not repeat URLs, which may contain passwords.
+Urls = Annotated[tuple[str, ...], Meta(extra={"wanted": "secret a list of URLs"})]
+Url = Annotated[str, Meta(extra={"wanted": "secret a URL"})]
+Connections = Annotated[int, Meta(ge=2, le=1000)]
+Poll = Annotated[float, Meta(ge=0.01, le=60.0)]
+Kept = Annotated[float, Meta(ge=0.0, le=366 * 86400.0)]
+NodeLease = Annotated[float, Meta(ge=5.0, le=3600.0)]
+Timeout = Annotated[float, Meta(ge=0.1, le=3600.0)]
+
+
 class SqlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    postgres: tuple[str, ...]  # one URL per shard, in the order in which they were first opened
-    redis: str | None = None  # URL of a Redis database that only this deployment uses; None: without Redis
+    postgres: Urls  # one URL per shard, in the order in which they were first opened
+    redis: Url | None = None  # of a Redis database that only this deployment uses; None: without Redis
     schema: str = "heapline"  # of each database; created on the first open
-    connections: int = 8  # to each shard, besides one that listens; at least 2
-    poll_interval: float = 1.0  # seconds between checks for what other nodes did, if no notification arrives
+    connections: Connections = 8  # to each shard, besides one that listens; at least 2
+    poll_interval: Poll = 1.0  # seconds between checks for what other nodes did, if no notification arrives
     durability: Literal["wal", "postgres"] | None = None  # where an enqueue must be stored before it is acknowledged:
     # this node's write-ahead log, or Postgres; None: wal if that directory is given, else postgres
     wal: str | None = None  # directory of this node's write-ahead log; used by one process at a time
-    wal_keep: float = 600.0  # seconds to keep it after the flush, in case the database fails over to an older state
-    node_lease: float = 60.0  # seconds that this node's part of message ids is reserved; renewed every third of that
-    command_timeout: float = 30.0  # seconds after which a statement fails
+    wal_keep: Kept = 600.0  # seconds to keep it after the flush, in case the database fails over to an older state
+    node_lease: NodeLease = 60.0  # seconds that its part of message ids is reserved; renewed every third of that
+    command_timeout: Timeout = 30.0  # seconds after which a statement fails
 
     @property
     def policy(self) -> str:
@@ -62,11 +74,6 @@ class SqlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise BadRequest("durability='wal' needs a directory; give wal='…', or durability='postgres'")
         if self.wal is not None and self.policy != "wal":
             raise BadRequest(f"wal is not used with durability={self.policy!r}; omit it, or choose durability='wal'")
-        _between("wal_keep", self.wal_keep, 0, 366 * 86400)
-        _between("connections", self.connections, 2, 1000)
-        _between("poll_interval", self.poll_interval, 0.01, 60)
-        _between("node_lease", self.node_lease, 5, 3600)
-        _between("command_timeout", self.command_timeout, 0.1, 3600)
 
 
 def make_sql_config(postgres: Sequence[str], fields: dict[str, Any]) -> SqlConfig:
@@ -74,11 +81,8 @@ def make_sql_config(postgres: Sequence[str], fields: dict[str, Any]) -> SqlConfi
     if isinstance(postgres, str):
         raise BadRequest("postgres must be a list of URLs; write postgres=[url]")
     check_names("sql broker", fields, SqlConfig)
-    try:
-        config = msgspec.convert({"postgres": list(postgres), **fields}, SqlConfig)
-    except (msgspec.ValidationError, TypeError) as error:
-        raise BadRequest(f"invalid settings of a sql broker: {error}") from None
-    config.validate()
+    config = build(SqlConfig, {"postgres": list(postgres), **fields})
+    check_config(config)
     return config
 
 
@@ -95,8 +99,3 @@ def _check_readable(name: str, url: str) -> None:
             f"cannot read a URL of {name}; in its user and password, write / as %2F, # as %23, ? as %3F, @ as %40, "
             "[ as %5B, ] as %5D and % as %25"
         ) from None
-
-
-def _between(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise BadRequest(f"{name}={value} is out of range: it must be {low} to {high}")

@@ -90,13 +90,13 @@ def test_create_shows_the_main_settings_and_the_next_command(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [
-        (["--k", "0"], 1, "k=0 is out of range"),
+        (["--k", "0"], 1, "k must be an integer from 1 to 2147483648, got 0"),
         (["--mode", "middle"], 1, "mode"),
-        (["--visibility-default", "2d"], 1, "visibility_default=172800.0 is out of range"),
+        (["--visibility-default", "2d"], 1, "visibility_default must be at most lease_max, 43200, got 172800.0"),
         (["--visibility-default", "soon"], 2, "is not a duration"),
         (["--max-payload-bytes", "1MB"], 2, "is not a size"),
         (["--partition-weight", "a=b"], 1, "PARTITION=WEIGHT"),
-        (["--aging", "0"], 1, "the rate must be over 0"),
+        (["--aging", "0"], 1, "ordering must be 'strict', or aging with a rate over 0"),
         (["--fairness", "keys", "--aging", "1"], 1, "choose one"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from heapline.contract.config import check_config
 from heapline.core.entries import DEAD, FROM_LEASE, LEASED, Found
 from heapline.core.events import (
     Acked,
@@ -266,7 +267,7 @@ class Rig(BatchRig):
 
     def configure(self, **changes: Any) -> None:
         self.config = msgspec.structs.replace(self.config, **changes)
-        self.config.validate()
+        check_config(self.config)
         self.p.config = self.topic.config = self.model.config = self.config
         if "max_inflight_per_key" in changes:
             self.topic.settle()

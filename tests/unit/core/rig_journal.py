@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
-from heapline.contract.config import TopicConfig
+from heapline.contract.config import TopicConfig, check_config
 from heapline.core.entries import DEAD, DELAYED, FROM_LEASE, LEASED, READY
 from heapline.core.events import (
     KIND_NAMES,
@@ -88,7 +88,7 @@ def shrink(p: Partition, now: Now) -> None:
 class JournalRig:
     def __init__(self, wall: int = START, **config: Any) -> None:
         self.config = TopicConfig(**config)
-        self.config.validate()
+        check_config(self.config)
         self.now = Now(START, wall)
         self.model = NaivePartition(self.config)
         self.topic = fresh_topic(self.config, self.now)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from heapline.contract.config import BrokerConfig, parse_topic
+from heapline.contract.config import BrokerConfig, check_config, parse_topic
 from heapline.contract.errors import (
     BadName,
     BatchDecided,
@@ -673,4 +673,4 @@ async def test_relaxed_fsync_policy_keeps_batches_whole() -> None:
 def test_system_topic_has_a_name_that_no_user_can_write() -> None:
     with pytest.raises(BadName):
         parse_topic(f"{internal_topic.NAMESPACE}/{decisions.NAME}")
-    internal_topic.CONFIG.validate()
+    check_config(internal_topic.CONFIG)

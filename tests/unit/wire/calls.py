@@ -144,7 +144,7 @@ def _values(kind: Any, name: str, nullable: bool = False) -> st.SearchStrategy[A
         case inspect.DictType(value_type=inspect.AnyType()):
             return st.dictionaries(TEXT, st.integers(0, 9), max_size=2)
         case inspect.DictType(key_type=key, value_type=item):
-            keys = st.integers(0, 1 << 40) if isinstance(key, inspect.IntType) else TEXT
+            keys = st.integers(0, key.le or 1 << 40) if isinstance(key, inspect.IntType) else TEXT
             return st.dictionaries(keys, _values(item, name), min_size=1 if nullable else 0, max_size=2)
         case inspect.StructType():
             return _struct(kind).filter(lambda v: v is not None)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from heapline.contract.config import GroupConfig
+from heapline.contract.config import GroupConfig, check_config
 from heapline.contract.errors import BadRequest, ResourceExhausted, UnknownFormat
 from heapline.core.entries import Replay
 from heapline.core.events import (
@@ -266,7 +266,7 @@ class Groups:
         name: str, config: GroupConfig, starts: Iterable[tuple[int, int, int]], now: int
     ) -> list[tuple[int, GroupCreated]]:
         """Return one event per partition. `starts` are (partition, offset, stream rows below it)."""
-        config.validate()
+        check_config(config)
         encoded = msgspec.json.encode(config)
         return [(number, GroupCreated(name, offset, count, encoded, now)) for number, offset, count in starts]
 
