@@ -255,11 +255,12 @@ def plain_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_config(config: Any) -> None:
     """Raise BadRequest for the first setting that is invalid."""
-    _checker(type(config))(config)
+    kind: Any = type(config)
+    _checker(kind)(config)
 
 
 @cache
-def _checker(kind: type[Any]) -> Callable[[Any], None]:
+def _checker(kind: Any) -> Callable[[Any], None]:
     return compile_check(kind)
 
 

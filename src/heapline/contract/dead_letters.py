@@ -15,6 +15,8 @@ from heapline.contract.fields import (
 )
 from heapline.contract.message import DlqFilter, MessageInfo
 
+LETTER_BYTES = 256  # of a dead letter's other fields in an answer
+
 
 @call(id=0x30, rpc="DlqList", http="GET /v1/dlq", needs=Right.CONSUME)
 class ListDeadLetters(Command[Page[MessageInfo]]):
@@ -58,6 +60,12 @@ class DeleteDeadLetters(Command[Count]):
     def validate(self) -> None:
         if self.ids is None and self.where is None:
             raise BadRequest("say which: ids=[…], or where=heapline.DlqFilter(…) (an empty filter matches all)")
+
+
+def size_of(info: MessageInfo) -> int:
+    """Return about how many bytes of an answer a dead letter takes."""
+    texts = (info.key, info.fairness_key, info.reason, *info.headers, *info.headers.values())
+    return LETTER_BYTES + len(info.payload or b"") + sum(len(text) for text in texts if text)
 
 
 def matches(info: MessageInfo, where: DlqFilter) -> bool:

@@ -1,7 +1,8 @@
 """The entries of a partition's messages, one per message, and how to detect stale ones.
 
 A waiting message is one entry (key, id, position): in the heap when ready, in a wheel when delayed. A leased message is
-in the lease table, a dead one in `dead`. Nothing else is kept per message, so ten million messages fit in memory.
+in the lease table, a dead one in `dead` (core/dead_letters.py). Nothing else is kept per message, so ten million
+messages fit in memory.
 
 *Stale entries.* Removing an entry from the middle of a heap or wheel would be expensive, so a message that is
 cancelled, expired or rescheduled leaves its entry behind. An entry is valid only if its record is live (`LiveMap`) and,
@@ -28,6 +29,7 @@ import msgspec
 import numpy as np
 
 from heapline.contract.errors import CorruptionError
+from heapline.core.dead_letters import DeadLetters
 from heapline.core.events import EMPTY, I64
 from heapline.core.fairness.keys import KeyHashes, Parking
 from heapline.core.heap.run_heap import Rows, RunHeap
@@ -72,13 +74,6 @@ class Touched(msgspec.Struct):
         return msgspec.structs.astuple(self)
 
 
-class Dead(NamedTuple):
-    position: int
-    key: int
-    reason: str
-    at: int
-
-
 class Found(NamedTuple):
     """Current state and location of a live message."""
 
@@ -100,7 +95,7 @@ class Entries:
         self.ttls = TimingWheel(now.steady, tick_ms)  # TTL expiry in steady time
         self.ttls_wall = TimingWheel(now.wall, tick_ms)  # TTL expiry in wall time
         self.leases = LeaseTable()
-        self.dead: dict[int, Dead] = {}
+        self.dead = DeadLetters()
         self.touched: dict[int, Touched] = {}
         self.reasons: dict[int, str] = {}  # why a live message last failed, if a reason was given
         self.limits: dict[int, int] = {}  # max_retries of messages that set their own

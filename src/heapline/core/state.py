@@ -23,7 +23,6 @@ from heapline.core.entries import (
     FROM_LEASE,
     LEASED,
     READY,
-    Dead,
     Entries,
     Replay,
     Touched,
@@ -283,20 +282,20 @@ class PartitionState:
         if not event.kept:
             self._depart(event.ids, _positions(leases), "dropped", event.at, reason=event.reason)
             return
-        for id, lease in zip(ids, leases, strict=True):
-            self.entries.dead[id] = Dead(lease[POSITION], lease[KEY], event.reason, event.at)
-            self.entries.lapsed.discard(id)
-        self.entries.relocate(ids, DEAD, [lease[POSITION] for lease in leases])
+        positions = _positions(leases)
+        self.entries.dead.add(event.ids, positions, _keys(leases), event.reason, event.at)
+        self.entries.lapsed.difference_update(ids)
+        if self.entries.touched:
+            self.entries.relocate(ids, DEAD, positions.tolist())
 
     def _replayed(self, event: ev.Replayed, at: int) -> None:
         entries = self.entries
         ids = event.ids.tolist()
-        dead = [entries.dead.pop(id) for id in ids]
-        keys = np.array([d.key for d in dead], dtype=np.int64)
+        keys, positions = entries.dead.take(event.ids)
         if event.keys is not None:
             keys = event.keys
             self._observe_turns(event.ids, keys)
-        positions = with_attempts(np.array([d.position for d in dead], dtype=np.int64), 0)
+        positions = with_attempts(positions, 0)
         entries.shown.update(self._return(keys, event.ids, positions, event.dues))
         lives = event.expires != 0
         entries.ttls.insert(event.expires[lives], keys[lives], event.ids[lives], positions[lives])
@@ -311,8 +310,8 @@ class PartitionState:
                 entries.touched[id] = Touched(place, key, position, due, False, expires, False, priority)
 
     def _dead_deleted(self, event: ev.DeadDeleted, at: int) -> None:
-        dead = [self.entries.dead.pop(id) for id in event.ids.tolist()]
-        self._depart(event.ids, np.array([d.position for d in dead], dtype=np.int64), "deleted", at)
+        _, positions = self.entries.dead.take(event.ids)
+        self._depart(event.ids, positions, "deleted", at)
 
     def _leave_waiting(self, ids: I64, delayed: bytes) -> None:
         """Count waiting messages out of heap and wheels without popping them; their entries become stale."""
@@ -393,9 +392,7 @@ class PartitionState:
         entries.prepared.replace_positions(ids, positions)
         by_id = dict(zip(ids.tolist(), positions.tolist(), strict=True))
         entries.leases.replace_positions(by_id)
-        for id in by_id.keys() & entries.dead.keys():
-            dead = entries.dead[id]
-            entries.dead[id] = dead._replace(position=by_id[id] | attempts_of(dead.position))
+        entries.dead.replace_positions(ids, positions)
         for id in by_id.keys() & entries.touched.keys():
             touched = entries.touched[id]
             touched.position = by_id[id] | attempts_of(touched.position)

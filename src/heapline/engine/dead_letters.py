@@ -1,94 +1,137 @@
-"""The dead-letter queue: list, replay and delete in slices, because it may hold millions of letters."""
+"""The dead-letter queue: list, replay and delete in slices, because it may hold millions of letters.
+
+A slice is read in a turn, in the order that the partitions keep, from the place where the slice before it ended. So no
+step of the event loop grows with the number of dead letters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
+from heapq import merge
+from itertools import islice
+
+import numpy as np
 
 from heapline.contract import dead_letters
 from heapline.contract.call import Context, Count, Page, cursor_of, read_cursor
-from heapline.contract.dead_letters import matches
+from heapline.contract.dead_letters import matches, size_of
 from heapline.contract.errors import MessageNotFound
 from heapline.contract.fields import MessageId
 from heapline.contract.message import DlqFilter, MessageInfo
-from heapline.core.entries import DEAD
+from heapline.core.dead_letters import BEFORE_ALL, Letter, Place
+from heapline.core.entries import DEAD, Found
+from heapline.core.events import I64
+from heapline.core.ids import partition_of
 from heapline.core.now import Now
+from heapline.core.record import size_bound
 from heapline.engine.handlers import handles
-from heapline.engine.lookup import Record, get, living, owner, read_records
+from heapline.engine.lookup import Record, get, living, load_records, owner
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topics import TopicKeeper
 
-SLICE = 1000
-Letter = tuple[MessageInfo, Record | None]
+SLICE = 500  # letters that one turn handles
+SLICE_BYTES = 4 << 20  # of their records
+NO_FILTER = DlqFilter()
+Read = Callable[[Place, Now], list[Letter]]  # returns the next slice after a place
+
+
+def letters_after(runner: TopicRunner, place: Place, count: int, now: Now) -> list[Letter]:
+    """Return the topic's next dead letters after this place, oldest first: at most `count` and SLICE_BYTES."""
+    partitions = runner.loaded.topic.partitions
+    return _first(merge(*(p.entries.dead.after(place) for p in partitions if len(p.entries.dead))), count)
+
+
+def _first(letters: Iterable[Letter], count: int) -> list[Letter]:
+    found = list(islice(letters, count))
+    ends = np.cumsum(size_bound(_positions(found)))
+    return found[: max(1, int(ends.searchsorted(SLICE_BYTES, side="right")))]
+
+
+def _positions(letters: list[Letter]) -> I64:
+    return np.array([position for _, _, position in letters], dtype=np.int64)
 
 
 async def find(
     runner: TopicRunner, message_ids: list[MessageId] | None, where: DlqFilter | None
 ) -> AsyncIterator[list[Letter]]:
-    """Yield the requested dead letters in slices, oldest first."""
+    """Yield the requested dead letters in slices, oldest first; those that die meanwhile are not included."""
     ids = runner.loaded.topic.own_ids(message_ids)
-    wanted = None if ids is None else set(ids)
-
-    def all_dead(now: Now) -> list[int]:
-        rows = [
-            (dead.at, id)
-            for partition in runner.loaded.topic.partitions
-            for id, dead in partition.entries.dead.items()
-            if wanted is None or id in wanted
-        ]
-        return [id for _, id in sorted(rows)]
-
-    dead = await runner.call(all_dead)
-    for start in range(0, len(dead), SLICE):
-        yield await _slice(runner, dead[start : start + SLICE], where)
+    read = await (_read_all(runner) if ids is None else _read_some(runner, ids))
+    place = BEFORE_ALL
+    while letters := await runner.call(partial(read, place)):
+        place = letters[-1][:2]
+        yield letters if where in (None, NO_FILTER) else await _matching(runner, letters, where)
 
 
-async def _slice(runner: TopicRunner, ids: list[int], where: DlqFilter | None) -> list[Letter]:
-    places = await runner.call(lambda now: [(id, owner(runner, id).entries.find(id)) for id in ids])
-    still = [(id, found) for id, found in places if found is not None and found.place == DEAD]
-    records = await read_records(runner, [found.position for _, found in still])
+async def _read_all(runner: TopicRunner) -> Read:
+    def read(after: Place, now: Now) -> list[Letter]:
+        return [letter for letter in letters_after(runner, after, SLICE, now) if letter[:2] <= end]
 
-    def describe(now: Now) -> list[Letter]:
-        letters: list[Letter] = []
-        for (id, _), record in zip(still, records, strict=True):
+    end = await runner.call(lambda now: max(p.entries.dead.last() for p in runner.loaded.topic.partitions))
+    return read
+
+
+async def _read_some(runner: TopicRunner, ids: list[int]) -> Read:
+    def lookup(now: Now) -> list[Place]:
+        partitions = runner.loaded.topic.partitions
+        mine = [id for id in set(ids) if partition_of(id) < len(partitions)]
+        return sorted(place for id in mine if (place := owner(runner, id).entries.dead.place_of(id)) is not None)
+
+    def read(after: Place, now: Now) -> list[Letter]:
+        rest = islice(places, bisect_right(places, after), None)
+        return _first((letter for place in rest if (letter := owner(runner, place[1]).entries.dead.at(place))), SLICE)
+
+    places = await runner.call(lookup)
+    return read
+
+
+async def _matching(runner: TopicRunner, letters: list[Letter], where: DlqFilter) -> list[Letter]:
+    found = await _described(runner, letters)
+    return [letter for letter, info in zip(letters, found, strict=True) if info is not None and matches(info, where)]
+
+
+async def _described(runner: TopicRunner, letters: list[Letter]) -> list[MessageInfo | None]:
+    """Return the information about each letter; None if it is no longer dead."""
+    records = await load_records(runner, _positions(letters))
+
+    def describe(now: Now) -> list[MessageInfo | None]:
+        infos: list[MessageInfo | None] = []
+        for row, (at, id, _) in enumerate(letters):
             partition = owner(runner, id)
-            if id in partition.entries.dead:
-                found = partition.entries.find(id)
-                assert found is not None
-                letters.append((living(runner.loaded.topic, partition, id, found, record), record))
-        return letters
+            letter = partition.entries.dead.at((at, id))
+            if letter is None:
+                infos.append(None)
+                continue
+            record = None if row in records.bad else Record(records, row)
+            infos.append(living(runner.loaded.topic, partition, id, Found(DEAD, letter[2], 0, 0, False), record))
+        return infos
 
-    letters = await runner.call(describe)
-    return [letter for letter in letters if where is None or matches(letter[0], where)]
+    return await runner.call(describe)
 
 
 @handles(dead_letters.ListDeadLetters)
 async def list_dead_letters(
     broker: TopicKeeper, command: dead_letters.ListDeadLetters, context: Context
 ) -> Page[MessageInfo]:
-    """Return a page, oldest first. Sorts all dead letters of the topic each time, because no such order is kept."""
-    runner = broker.runner(command.topic)
-    after = read_cursor(command.cursor, tuple[int, int], (-1, -1))
-
-    def later(now: Now) -> list[tuple[int, int]]:
-        rows = ((dead.at, id) for p in runner.loaded.topic.partitions for id, dead in p.entries.dead.items())
-        return sorted(row for row in rows if row > after)
-
-    rows = await runner.call(later)
+    """Return a page, oldest first."""
+    runner, where = broker.runner(command.topic), command.where
+    place = read_cursor(command.cursor, tuple[int, int], BEFORE_ALL)
     items: list[MessageInfo] = []
-    size, last = 0, after
-    for start in range(0, len(rows), SLICE):
-        part = rows[start : start + SLICE]
-        infos = {info.id: info for info, _ in await _slice(runner, [id for _, id in part], command.where)}
-        for row in part:
-            info = infos.get(row[1])
-            if info is None:
-                continue
-            size += len(info.payload or b"")
-            if items and (len(items) == command.limit or size > command.max_bytes):
-                return Page(items, cursor_of(last))
-            items.append(info)
-            last = row
-    return Page(items)
+    size = 0
+    while True:
+        count = SLICE if where is not None else min(SLICE, command.limit - len(items) + 1)
+        letters = await runner.call(partial(letters_after, runner, place, count))
+        if not letters:
+            return Page(items)
+        for letter, info in zip(letters, await _described(runner, letters), strict=True):
+            if info is not None and (where is None or matches(info, where)):
+                size += size_of(info)
+                if items and (len(items) == command.limit or size > command.max_bytes):
+                    return Page(items, cursor_of(place))
+                items.append(info)
+            place = letter[:2]
 
 
 @handles(dead_letters.GetDeadLetter)
@@ -106,19 +149,20 @@ async def replay_dead_letters(broker: TopicKeeper, command: dead_letters.ReplayD
     runner, rate, count = broker.runner(command.topic), command.rate, 0
     start: int | None = None
     async for letters in find(runner, command.ids, command.where):
+        ttls = (await load_records(runner, _positions(letters))).rows["ttl_ms"].tolist()
 
-        def decide(now: Now, letters: list[Letter] = letters, first: int = count) -> int:
+        def decide(now: Now, letters: list[Letter] = letters, ttls: list[int] = ttls, first: int = count) -> int:
             nonlocal start
             start = now.steady if start is None else start
             shares: dict[int, tuple[list[int], list[int], list[int]]] = {}
             number = first
-            for info, record in letters:
-                if info.id not in runner.loaded.topic.partitions[info.partition].entries.dead:
+            for (at, id, _), ttl in zip(letters, ttls, strict=True):
+                partition = owner(runner, id)
+                if partition.entries.dead.place_of(id) != (at, id):
                     continue
                 due = 0 if rate is None or number == 0 else start + round(number * 1000 / rate)
-                ttl = record.ttl_ms if record is not None else 0
-                dead_ids, dues, expires = shares.setdefault(info.partition, ([], [], []))
-                dead_ids.append(info.id)
+                dead_ids, dues, expires = shares.setdefault(partition.number, ([], [], []))
+                dead_ids.append(id)
                 dues.append(due if due > now.steady else 0)
                 expires.append(max(due, now.steady) + ttl if ttl else 0)
                 number += 1
@@ -138,13 +182,14 @@ async def delete_dead_letters(broker: TopicKeeper, command: dead_letters.DeleteD
     async for letters in find(runner, command.ids, command.where):
 
         def decide(now: Now, letters: list[Letter] = letters) -> int:
-            gone = 0
-            for partition in runner.loaded.topic.partitions:
-                mine = [i.id for i, _ in letters if i.partition == partition.number and i.id in partition.entries.dead]
-                if mine:
-                    runner.loaded.emit(partition, partition.decide_dlq_delete(mine), now)
-                    gone += len(mine)
-            return gone
+            shares: dict[int, list[int]] = {}
+            for at, id, _ in letters:
+                if (partition := owner(runner, id)).entries.dead.place_of(id) == (at, id):
+                    shares.setdefault(partition.number, []).append(id)
+            for number, ids in shares.items():
+                partition = runner.loaded.topic.partitions[number]
+                runner.loaded.emit(partition, partition.decide_dlq_delete(ids), now)
+            return sum(map(len, shares.values()))
 
         count += await runner.call(decide)
     return Count(count)

@@ -17,6 +17,7 @@ from heapline.contract.check import fail, instant_to_ms, seconds_to_ms
 from heapline.contract.errors import MessageLeased, MessageNotFound
 from heapline.contract.message import MessageInfo, State, from_ms
 from heapline.core.entries import DEAD, DELAYED, LEASED, READY, Found
+from heapline.core.events import I64
 from heapline.core.ids import partition_of, unix_ms_of
 from heapline.core.leases import DEADLINE, HOLDER, TOKEN
 from heapline.core.now import Now
@@ -25,6 +26,7 @@ from heapline.core.record import FLAG_WALL, attempts_of, size_bound
 from heapline.engine.delivery import split_small
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topic import Topic
+from heapline.journal.records import Records
 
 _STATES: dict[int, State] = {READY: "ready", DELAYED: "delayed", LEASED: "leased", DEAD: "dead"}
 PEEK_MAX = 10_000
@@ -119,11 +121,15 @@ def owner_of(topic: Topic, id: int) -> Partition:
 
 async def read_records(runner: TopicRunner, positions: Sequence[int]) -> list[Record | None]:
     """Return the records at these positions; None for a corrupt one."""
-    column = np.array(positions, dtype=np.int64)
-    records, missing = runner.loaded.journal.cached(column)
+    records = await load_records(runner, np.array(positions, dtype=np.int64))
+    return [None if i in records.bad else Record(records, i) for i in range(len(positions))]
+
+
+async def load_records(runner: TopicRunner, positions: I64) -> Records:
+    records, missing = runner.loaded.journal.cached(positions)
     if len(missing):
-        records.fill(missing, await runner.load(column[missing]))
-    return [None if i in records.bad else Record(records, i) for i in range(len(column))]
+        records.fill(missing, await runner.load(positions[missing]))
+    return records
 
 
 def owner(runner: TopicRunner, id: int) -> Partition:

@@ -17,9 +17,10 @@ import msgspec
 import numpy as np
 
 from heapline.contract.errors import SnapshotCorrupt, UnknownFormat
+from heapline.core.dead_letters import DeadLetters, reason_runs
 from heapline.core.dedup.idempotency import KeyWindow
 from heapline.core.dedup.sequences import SequenceWindow
-from heapline.core.entries import Dead, Entries, Touched
+from heapline.core.entries import Entries, Touched
 from heapline.core.events import Grown
 from heapline.core.fairness.keys import KeyHashes
 from heapline.core.heap.run_heap import Run, RunHeap
@@ -51,7 +52,7 @@ class Frozen:
 
 def _encode_array(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return value.tobytes()
+        return value.tobytes() if value.dtype != np.object_ else reason_runs(value)
     if isinstance(value, np.integer):
         return int(value)
     raise TypeError(f"a snapshot cannot hold {type(value)}")
@@ -139,7 +140,7 @@ def _freeze_partition(p: Partition, blobs: _Blobs) -> dict[str, Any]:
             for name in WHEELS
         },
         "leases": entries.leases.to_state(),
-        "dead": [(id, *dead) for id, dead in entries.dead.items()],
+        "dead": entries.dead.to_state(),
         "touched": [(id, *touched.to_state()) for id, touched in entries.touched.items()],
         "reasons": list(entries.reasons.items()),
         "limits": list(entries.limits.items()),
@@ -204,7 +205,7 @@ def _thaw_partition(p: Partition, saved: dict[str, Any], blobs: Mapping[str, mem
         time = wall if name in ("calendar", "ttls_wall") else now
         setattr(entries, name, TimingWheel.from_chunks(time, wheel.tick_ms, chunks))
     entries.leases = LeaseTable.from_state(saved["leases"])
-    entries.dead = {id: Dead(*rest) for id, *rest in saved["dead"]}
+    entries.dead = DeadLetters.from_state(saved["dead"])
     entries.touched = {id: Touched(*rest) for id, *rest in saved["touched"]}
     entries.reasons = dict(saved["reasons"])
     entries.limits = dict(saved["limits"])

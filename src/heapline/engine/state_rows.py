@@ -163,10 +163,10 @@ def _leased(p: Partition, texts: _Texts) -> Rows:
 
 
 def _dead_rows(p: Partition, texts: _Texts) -> Rows:
-    letters = list(p.entries.dead.values())
-    rows = _made(DEAD, list(p.entries.dead), [letter.position for letter in letters])
-    rows["died_at"] = [letter.at for letter in letters]
-    rows["reason"] = [texts.number(letter.reason) for letter in letters]
+    letters = p.entries.dead.rows()
+    rows = _made(DEAD, letters.ids, letters.positions)
+    rows["died_at"] = letters.ats
+    rows["reason"] = [texts.number(reason) for reason in letters.reasons.tolist()]
     return rows
 
 

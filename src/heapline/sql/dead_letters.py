@@ -7,7 +7,7 @@ from typing import Any
 
 from heapline.contract import dead_letters
 from heapline.contract.call import Context, Count, Page, cursor_of, read_cursor
-from heapline.contract.dead_letters import matches
+from heapline.contract.dead_letters import matches, size_of
 from heapline.contract.errors import MessageNotFound
 from heapline.contract.fields import MessageId
 from heapline.contract.ids import parse_id
@@ -40,7 +40,7 @@ async def list_dead_letters(node: Node, command: dead_letters.ListDeadLetters, c
                 info = info_of(topic, row)
                 if command.where is not None and not matches(info, command.where):
                     continue
-                size += len(info.payload or b"")
+                size += size_of(info)
                 if items and (len(items) == command.limit or size > command.max_bytes):
                     return Page(items, cursor_of(last))
                 items.append(info)

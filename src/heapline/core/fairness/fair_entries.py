@@ -225,7 +225,7 @@ class FairEntries:
         for wheel in (entries.delays, entries.calendar):
             columns += [chunk.timers().keys for chunk in wheel.chunks()]
         columns.append(np.array([lease[KEY] for lease in entries.leases.by_id.values()], dtype=np.int64))
-        columns.append(np.array([dead.key for dead in entries.dead.values()], dtype=np.int64))
+        columns.append(entries.dead.rows().keys)
         columns += [share.keys for share in entries.prepared.shares()]
         found = [np.unique(column >> TURN_BITS) for column in columns]
         return set(np.concatenate([EMPTY, *found]).tolist())

@@ -88,7 +88,7 @@ async def look(runner: TopicRunner, partitions: list[int]) -> Living:
 
 def _take(partition: Partition, now: Now) -> _Standing:
     waiting, _ = partition.entries.waiting()
-    ids = np.concatenate((waiting, _ids(partition.entries.leases.by_id), _ids(partition.entries.dead)))
+    ids = np.concatenate((waiting, _ids(partition.entries.leases.by_id), partition.entries.dead.rows().ids))
     delayed, dues = [EMPTY], [EMPTY]
     seen: set[int] = set()
     for wheel, wall in ((partition.entries.delays, False), (partition.entries.calendar, True)):
