@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
@@ -18,6 +18,7 @@ from heapline.contract.config import (
     make_config,
     parse_topic,
 )
+from heapline.contract.keywords import GroupKeywords, TopicKeywords
 from heapline.contract.topics import TopicSettings
 from heapline.sql.config import make_sql_config
 from heapline.wire.json import openapi
@@ -127,6 +128,14 @@ def test_invalid_setting_is_refused_in_the_words_of_commands(fields: dict[str, A
 def test_keywords_of_a_method_are_refused_in_the_same_words() -> None:
     with pytest.raises(heapline.BadRequest, match="partitions must be an integer from 1 to 1024, got 3000"):
         settings("topic", {"partitions": 3000}, heapline.TopicConfig, TopicSettings)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "config"), [(TopicKeywords, heapline.TopicConfig), (GroupKeywords, heapline.GroupConfig)]
+)
+def test_keywords_for_type_checkers_are_the_settings(keywords: Any, config: Any) -> None:
+    assert get_type_hints(keywords) == get_type_hints(config)
+    assert not keywords.__required_keys__
 
 
 def test_settings_have_bounds_in_openapi() -> None:

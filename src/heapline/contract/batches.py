@@ -65,7 +65,7 @@ class PrepareBatch(Command[Prepared], gc=False):
     def validate(self) -> None:
         _check_version(self)
         if not self.shares:
-            raise BadRequest("a part needs a topic; give {topic: []} for one without messages")
+            raise BadRequest("a part needs a topic; name one, even if the part has no messages")
         names: set[str] = set()
         for share in self.shares:
             name = canonical_topic(share.topic)

@@ -23,6 +23,7 @@ from typing import (
     ParamSpec,
     Protocol,
     TypeVar,
+    Unpack,
     overload,
 )
 
@@ -35,6 +36,7 @@ from heapline.contract.columns import pack, pack_one, unpack
 from heapline.contract.config import GroupConfig, TopicConfig, check_names, plain_settings
 from heapline.contract.errors import BadRequest, DeliveryLost, HeaplineError, LeaseLost
 from heapline.contract.groups import EARLIEST, fetched, pack_offsets, position, unpack_offsets
+from heapline.contract.keywords import GroupKeywords, TopicKeywords
 from heapline.contract.leased_batch import LeasedBatch, LeasedColumns
 from heapline.contract.leases import messages_of
 from heapline.contract.message import (
@@ -208,7 +210,7 @@ class Methods:
     # -- topics ----------------------------------------------------------------------------------------------------
 
     @plain
-    async def create_topic(self: Any, /, topic: str, **config: Any) -> TopicInfo:
+    async def create_topic(self: Any, /, topic: str, **config: Unpack[TopicKeywords]) -> TopicInfo:
         """Create a topic. `config` are fields of TopicConfig.
 
         Creating it again with equal settings changes nothing; with other settings raises TopicExists.
@@ -217,7 +219,7 @@ class Methods:
         return info
 
     @plain
-    async def update_topic(self: Any, /, topic: str, **config: Any) -> TopicInfo:
+    async def update_topic(self: Any, /, topic: str, **config: Unpack[TopicKeywords]) -> TopicInfo:
         """Change settings of a topic; those that are not given keep their value."""
         info: TopicInfo = await self.do(topics.UpdateTopic(topic, _topic_settings(config)))
         return info
@@ -482,7 +484,7 @@ class Methods:
 
     @plain
     async def create_group(
-        self: Any, /, topic: str, group: str, *, start: Place = "earliest", **config: Any
+        self: Any, /, topic: str, group: str, *, start: Place = "earliest", **config: Unpack[GroupKeywords]
     ) -> GroupInfo:
         """Create a consumer group that begins at `start`. `config` are fields of GroupConfig."""
         info: GroupInfo = await self.do(
@@ -678,7 +680,7 @@ class Broker(Methods):
         start: Place = "earliest",
         on_assigned: GroupEvents | None = None,
         on_revoked: GroupEvents | None = None,
-        **config: Any,
+        **config: Unpack[GroupKeywords],
     ) -> Subscription:
         """Read a topic as a member of a group, which is created if it does not exist. Use it with `async with`.
 

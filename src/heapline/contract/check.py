@@ -199,8 +199,8 @@ def _test(kind: Type, names: dict[str, Any], prefix: str) -> tuple[str, str]:
         case inspect.DictType(key_type=inspect.IntType(ge=int()) as key, value_type=item):
             test, _ = _each("type(v) is not dict", "", key, names, f"{prefix}_key")
             test, _ = _each(test, "", item, names, prefix, ".values()")
-            each_key, each_value = (_test(kind, {}, "")[1] for kind in (key, item))
-            return test, f"a mapping, each key {each_key} and each value {each_value}"
+            wanted, value_wanted = (_test(kind, {}, "")[1] for kind in (key, item))
+            return test, f"a mapping, each key {wanted} and each value {value_wanted}"
         case inspect.DictType(value_type=item):
             return _each("type(v) is not dict", "a mapping", item, names, prefix, ".values()")
         case inspect.StructType(cls=cls):

@@ -255,13 +255,13 @@ def plain_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_config(config: Any) -> None:
     """Raise BadRequest for the first setting that is invalid."""
-    kind: Any = type(config)
-    _checker(kind)(config)
+    kind = type(config)
+    if kind not in _CHECKS:
+        _CHECKS[kind] = compile_check(kind)
+    _CHECKS[kind](config)
 
 
-@cache
-def _checker(kind: Any) -> Callable[[Any], None]:
-    return compile_check(kind)
+_CHECKS: dict[Any, Callable[[Any], None]] = {}
 
 
 # The types of a broker's settings.

@@ -59,7 +59,7 @@ class DeleteDeadLetters(Command[Count]):
 
     def validate(self) -> None:
         if self.ids is None and self.where is None:
-            raise BadRequest("say which: ids=[…], or where=heapline.DlqFilter(…) (an empty filter matches all)")
+            raise BadRequest("say which: give ids, or where (an empty filter matches all)")
 
 
 def size_of(info: MessageInfo) -> int:

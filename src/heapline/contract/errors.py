@@ -233,14 +233,14 @@ class GroupExists(RequestError):
         )
 
 
-@error("replay {name!r} does not exist; `heapline replay list` shows the replays")
+@error("replay {name!r} does not exist; list_replays() shows those that do")
 class ReplayNotFound(RequestError, LookupError):
     name: str
 
 
 @error(
     "replay {name!r} already exists with different settings; choose another name "
-    "(`heapline replay show {name}` shows its settings)"
+    "(get_replay({name!r}) shows its settings)"
 )
 class ReplayExists(RequestError):
     name: str

@@ -76,7 +76,7 @@ def position(name: str, place: Any) -> Position:
     if type(place) is int:
         return Position(offset=place)
     raise BadRequest(
-        f'{name} must be "earliest", "latest", an offset, {{partition: offset}} or a datetime, got {place!r}'
+        f'{name} must be "earliest", "latest", an offset, {{partition: offset}} or a time with a zone, got {place!r}'
     )
 
 

@@ -308,7 +308,7 @@ class Enqueue(Command[Enqueued], gc=False):
 def check_identity(command: Any, any_seq: bool, all_seqs: bool) -> None:
     if command.producer_id is None:
         if command.epoch is not None or command.answered_below is not None or any_seq:
-            raise BadRequest("epoch, seq and answered_below need a producer_id; or pass producer=heapline.Producer(…)")
+            raise BadRequest("epoch, seq and answered_below need a producer_id; give it, or omit them")
     elif not all_seqs:
         raise BadRequest("with producer_id every message needs its seq")
     elif command.epoch is None:

@@ -16,6 +16,7 @@ from heapline.contract.admin import Describe
 from heapline.contract.call import Call
 from heapline.contract.errors import HeaplineError
 from heapline.contract.groups import CreateGroup
+from heapline.contract.replays import GetReplay, ListReplays
 from heapline.contract.schedules import CreateSchedule
 from heapline.contract.topics import CreateTopic, UpdateTopic
 
@@ -86,6 +87,8 @@ _ADVICE: dict[type[HeaplineError], tuple[str, type[Call[Any]]]] = {
     errors.TopicExists: ("update_topic", UpdateTopic),
     errors.ScheduleNotFound: ("create_schedule", CreateSchedule),
     errors.GroupNotFound: ("create_group", CreateGroup),
+    errors.ReplayNotFound: ("list_replays()", ListReplays),
+    errors.ReplayExists: ("get_replay({name!r})", GetReplay),
     errors.Unsupported: ("describe()", Describe),
 }
 #: Errors that the server's own files can cause. All others quote only what the caller sent.

@@ -16,6 +16,9 @@ import heapline
 from heapline.contract.sync_broker import SyncMessage
 
 async def good(hl: heapline.Broker) -> None:
+    await hl.create_topic("jobs", partitions=4, tick=1, ordering=heapline.aging(2), backoff=heapline.Backoff(base=3))
+    await hl.update_topic("jobs", max_backlog=5)
+    await hl.create_group("jobs", "g", start="latest", max_retries=3)
     result = await hl.enqueue("jobs", b"x", priority=5)
     result.message_id.lower()
     for message in await hl.pop("jobs", 10, wait=1.0):
@@ -24,6 +27,7 @@ async def good(hl: heapline.Broker) -> None:
 
 def good_sync() -> None:
     with heapline.connect_sync("localhost:7400") as hl:
+        hl.create_topic("jobs", partitions=4, partition_weights={1: 2.0}).name.lower()
         hl.enqueue("jobs", b"x", priority=5).message_id.lower()
         for message in hl.pop("jobs", 10, wait=1.0):
             message.ack()
@@ -76,6 +80,10 @@ async def bad_task() -> None:
 
 async def bad(hl: heapline.Broker) -> None:
     await hl.nosuch()  # bad
+    await hl.create_topic("jobs", nosuch=5)  # bad
+    await hl.update_topic("jobs", partitions="a")  # bad
+    await hl.create_group("jobs", "g", ack_timeout="a")  # bad
+    hl.subscribe("jobs", group="g", nosuch=5)  # bad
     await hl.enqueue("jobs", "text")  # bad
     await hl.pop("jobs", timeout=3)  # bad
     (await hl.pop("jobs", lazy=True)).nosuch  # bad
@@ -87,12 +95,16 @@ async def bad(hl: heapline.Broker) -> None:
 def bad_sync() -> None:
     with heapline.connect_sync("localhost:7400") as hl:
         hl.nosuch()  # bad
+        hl.create_topic("jobs", nosuch=5)  # bad
+        hl.update_topic("jobs", partitions="a")  # bad
+        hl.create_group("jobs", "g", nosuch=5)  # bad
         hl.enqueue("jobs", "text")  # bad
         hl.pop("jobs", timeout=3)  # bad
         hl.within(2).nosuch()  # bad
         hl.pop("jobs")[0].nosuch()  # bad
     with heapline.open_sync("data") as local:
         local.nosuch()  # bad
+        local.create_topic("jobs", ordering="loose")  # bad
         local.pause_topic(5)  # bad
 """
 

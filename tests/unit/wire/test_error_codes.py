@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
 
 from heapline.contract import errors
+from heapline.contract.batches import PrepareBatch
+from heapline.contract.dead_letters import DeleteDeadLetters
 from heapline.contract.errors import HeaplineError
+from heapline.contract.groups import position
+from heapline.contract.messages import Enqueue
+from heapline.contract.topics import CreateTopic, TopicSettings
 from heapline.wire import error_codes
 
 EXAMPLES = {"str": "x", "int": 7, "list[int]": [1, 1 << 62], "list[str]": ["a", "é"]}
@@ -116,6 +123,8 @@ def test_paths_of_the_server_are_not_described(error: HeaplineError) -> None:
         (errors.TopicExists("update_topic", ["k"]), "PATCH /v1/heaps/update_topic,", "UpdateHeapConfig,"),
         (errors.ScheduleNotFound("s"), "POST /v1/schedules", "CreateSchedule"),
         (errors.GroupNotFound("jobs", "create_group"), "POST /v1/heaps/jobs:groups,", "CreateGroup,"),
+        (errors.ReplayNotFound("r"), "GET /v1/replays shows", "ListReplays shows"),
+        (errors.ReplayExists("r"), "(GET /v1/replays/r shows", "(GetReplay shows"),
         (errors.Unsupported("Purge", "queue"), "GET /v1/describe", "Describe"),
     ],
 )
@@ -127,6 +136,23 @@ def test_advice_fits_the_interface_and_is_python_again_for_a_python_client(
     assert http in text
     assert grpc in error_codes.advise(described, "grpc")
     assert error_codes.advise({**described, "text": text}, "http", is_back=True) == str(error)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Enqueue("jobs", b"", epoch=1),
+        lambda: DeleteDeadLetters("jobs"),
+        lambda: PrepareBatch("b", "1", []),
+        lambda: position("start", object()),
+        lambda: CreateTopic("jobs", TopicSettings(ordering=5)),
+        lambda: CreateTopic("jobs", TopicSettings(backoff=5)),
+    ],
+)
+def test_errors_of_commands_have_no_advice_for_one_language(make: Callable[[], object]) -> None:
+    with pytest.raises(errors.BadRequest) as caught:
+        make()
+    assert not re.search(r"heapline\.[A-Z]|datetime|\w=\w|\[\]|\ba [AEIOU]", str(caught.value))
 
 
 def test_advice_of_an_error_without_its_facts_is_left_as_it_is() -> None:
