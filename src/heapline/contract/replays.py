@@ -99,6 +99,7 @@ class SaveCheckpoint(Command[None]):
     rpc="StartReplay",
     http="POST /v1/replays",
     needs=(Access(Right.ADMIN), Access(Right.PRODUCE, "target")),
+    route="replay",
     audit=("name", "target"),
 )
 class StartReplay(Command[ReplayInfo]):

@@ -12,7 +12,7 @@ import contextlib
 import signal
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -49,6 +49,17 @@ log = Log("heapline.server")
 FLUSH_SECONDS = 1.0  # for the last answers to be sent
 
 
+@runtime_checkable
+class LocalBroker(Protocol):
+    """A broker with a data directory and a clock, which its server uses too."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+
 class Server:
     """One process's server: `async with Server(broker, guard, settings)`. The caller opens the broker."""
 
@@ -59,11 +70,13 @@ class Server:
         self._provider = traces
         if traces is None and settings.otlp_endpoint is not None:
             self._provider = make_provider(settings.otlp_endpoint, settings.trace_sample)
-        directory = getattr(broker, "path", None) or str(settings.data)
+        local = broker if isinstance(broker, LocalBroker) else None
+        self._clock: Clock = SystemClock() if local is None else local.clock
+        directory = str(settings.data) if local is None else local.path
         self.audit = Audit(AuditLog(directory, SystemClock()))
         self.metrics = Metrics(broker, CallCounts(name for name, m in METHODS.items() if m.streams_out))
         self.metrics.watch("audit_lines_lost_total", lambda: self.audit.lost)
-        self.gate = Gate(guard, self._observers(), settings.limits(), getattr(broker, "clock", None))
+        self.gate = Gate(guard, self._observers(), settings.limits(), self._clock)
         if isinstance(guard, StoreGuard):
             guard.on_login = self.audit.logged_in
         self._subscriptions = Subscriptions()
@@ -91,7 +104,7 @@ class Server:
         return [*observers, self.metrics.calls, self.audit]
 
     def _make_http(self) -> HttpServer:
-        settings, clock = self.settings, getattr(self.broker, "clock", None)
+        settings = self.settings
         pages = Pages(
             self.dispatcher,
             self.metrics,
@@ -99,7 +112,7 @@ class Server:
             on_loopback=settings.on_loopback,
             why_unready=self._why_unready,
         )
-        mqueue = MQueue(self.dispatcher, settings.mqueue_rules(), clock, self.broker)
+        mqueue = MQueue(self.dispatcher, settings.mqueue_rules(), self._clock, self.broker)
         app = HttpApp(
             self.dispatcher,
             {**pages.routes(), **mqueue.routes()},
