@@ -18,6 +18,7 @@ from tests.unit.wire.frames.connection import ENQUEUE, POP, ZLIB, connected, dra
 
 Side = ClientFrames | ServerFrames
 WINDOWS = Windows(calls=4, waiting=4, body_bytes=1 << 20, bodies=3, bodies_bytes=2 << 20)
+RESPONSE_BYTES = 1 << 20  # the least that a client must accept
 INCOMPLETE_MAX = WINDOWS.bodies_bytes + LENGTH_MAX + 12
 
 
@@ -129,6 +130,45 @@ def test_random_bytes_only_raise_protocol_error(make: Callable[[], Side], chunks
 @settings(max_examples=300, deadline=None)
 def test_random_frames_only_raise_protocol_error(make: Callable[[], Side], frames: list[bytes]) -> None:
     attack(make(), frames)
+
+
+NUMBERS = st.one_of(st.sampled_from([-1, 0, 1, 16, 1 << 20, 1 << 31, 1 << 40, (1 << 64) - 1]), st.integers(0, 1 << 21))
+ODD = st.one_of(
+    st.none(), st.booleans(), NUMBERS, st.floats(), st.text(max_size=20), st.lists(st.integers(), max_size=3)
+)
+HELLOS = st.fixed_dictionaries(
+    {
+        "magic": st.just("heapline"),
+        "versions": st.one_of(st.just((1, 1)), st.tuples(st.integers(0, 2), st.integers(0, 3)), ODD),
+    },
+    optional={
+        "features": st.one_of(ODD, st.lists(st.sampled_from(["zlib", "zstd", "", "zlib" * 99]), max_size=30)),
+        "windows": st.one_of(ODD, st.dictionaries(st.sampled_from(Windows.__struct_fields__), NUMBERS)),
+        "credential": st.one_of(ODD, st.text(max_size=900)),
+        "client": st.one_of(ODD, st.text(max_size=900)),
+        "later": ODD,
+    },
+).map(msgspec.msgpack.encode)
+
+
+@given(hello=HELLOS, twice=st.booleans())
+@settings(max_examples=400, deadline=None)
+def test_any_hello_is_refused_or_leaves_a_server_that_answers(hello: bytes, twice: bool) -> None:
+    server = server_before_hello()
+    assert isinstance(server, ServerFrames)
+    pings = frame(Kind.PING, 1) * 3
+    if attack(server, [frame(Kind.HELLO, 0, hello) * (1 + twice) + pings]):
+        return
+    server.send_welcome()
+    answers = [RESPONSE_BYTES, 3 * LENGTH_MAX, 10]
+    server.receive(b"".join(frame(Kind.REQUEST, number, command=ENQUEUE) for number in (1, 2, 3)))
+    for number, size in enumerate(answers, 1):
+        server.send_response(number, bytes(size), compress=True)
+    kinds = [kind for kind, *_ in frames_in(drain(server))]
+    assert kinds.count(Kind.PONG) == 3
+    assert kinds.count(Kind.WELCOME) == 1
+    assert kinds.count(Kind.RESPONSE) >= 3
+    assert server.buffered == 0, "no window that a client may announce keeps answers from being sent"
 
 
 def conversation_of_a_client() -> bytes:
