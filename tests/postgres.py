@@ -89,6 +89,22 @@ class KillablePostgres:
             self._process.wait()
             self._process = None
 
+    def stall(self) -> None:
+        """Stop the server and all its processes from running, as a host does that hangs."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: int) -> None:
+        """Send a signal to each process: a backend has a process group of its own."""
+        if self._process is None:
+            return
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
+        for pid in (self._process.pid, *map(int, children.split())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     def close(self) -> None:
         self.kill()
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -39,6 +39,7 @@ async def crash(broker: Any) -> None:
     node = broker.node
     node.is_open = False
     for shard in node.shards:
+        await shard.circuit.close()
         shard._pool.terminate()
         await shard.wakeups.close()
     for timekeeper in node.timekeepers:

@@ -17,9 +17,11 @@ from heapline.contract.batches import PrepareBatch, Share
 from heapline.contract.call import Context
 from heapline.contract.messages import EnqueueBatch, pack_messages
 from heapline.sql.placement import shard_of
-from tests.postgres import UNSYNCED, fresh_schema, postgres_server, shared_url
+from tests.postgres import UNSYNCED, KillablePostgres, fresh_schema, postgres_server, shared_url
 
 asyncpg = pytest.importorskip("asyncpg")
+from heapline.sql import circuit  # noqa: E402 - needs asyncpg
+from heapline.sql import shard as shard_module  # noqa: E402 - needs asyncpg
 from heapline.sql.namespace_keys import ABANDONED_MS, VALID_MS  # noqa: E402 - needs asyncpg
 
 SHARDS = 3
@@ -100,6 +102,58 @@ async def test_calls_on_a_shard_that_is_down_fail_while_others_work() -> None:
                         await call
                 await hl.enqueue(names[0], b"after")
                 assert [m.payload for m in await hl.pop(names[0], 2)] == [b"before", b"after"]
+
+
+async def test_host_that_stalls_fails_its_calls_while_others_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing breaks, so only silence shows it. Here, no statement would ever time out."""
+    monkeypatch.setattr(circuit, "QUIET_SECONDS", 0.5)
+    monkeypatch.setattr(shard_module, "PING_SECONDS", 0.5)
+    names = topics_by_shard(2)
+    postgres = KillablePostgres(UNSYNCED)
+    postgres.start()
+    try:
+        urls = [shared_url(), postgres.url]
+        async with (
+            asyncio.timeout(60),
+            heapline.sql.open(urls, schema=fresh_schema(), command_timeout=3600, connections=2) as hl,
+        ):
+            for name in names:
+                await hl.create_topic(name)
+            postgres.stall()
+            waiting = [asyncio.create_task(hl.enqueue(names[1], b"x")) for _ in range(5)]  # some wait for a connection
+            await hl.enqueue(names[0], b"x")
+            ends = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [type(end) for end in ends] == [shard_module.ShardDown] * 5
+            with pytest.raises(heapline.UnavailableError, match="shard 1 is unavailable; nothing was changed"):
+                await hl.enqueue(names[1], b"x")
+            assert len(await hl.pop(names[0])) == 1
+            postgres.resume()
+            await until_available(lambda: hl.enqueue(names[1], b"after", priority=-1))
+            assert (await hl.pop(names[1]))[0].payload == b"after"
+    finally:
+        postgres.resume()
+        postgres.close()
+
+
+async def test_slow_statement_does_not_open_the_circuit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(circuit, "CHECK_SECONDS", 0.01)
+    pings = 0
+    async with heapline.sql.open([shared_url()], schema=fresh_schema()) as hl:
+        shard = hl.node.shards[0]
+        ping = shard._ping
+
+        async def count() -> bool:
+            nonlocal pings
+            pings += 1
+            assert await ping()
+            return True
+
+        monkeypatch.setattr(shard.circuit, "_ping", count)
+        async with shard.connection() as connection:
+            while pings < 3:
+                await connection.execute("SELECT pg_sleep(0.1)")
+        assert shard.is_up
 
 
 async def test_node_continues_when_its_connections_were_cut() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import lru_cache
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 import asyncpg
@@ -21,6 +21,7 @@ from heapline.core.latency import Latency
 from heapline.core.order import Ordering
 from heapline.core.partition import ordering_of
 from heapline.logs import Log
+from heapline.sql.circuit import PING_SECONDS, Circuit
 from heapline.sql.config import SqlConfig
 from heapline.sql.layout import Floors, Layout
 from heapline.sql.migrations import migrate
@@ -34,7 +35,7 @@ ATTEMPTS = 5  # of a transaction that was rolled back because of a deadlock, or 
 POSTGRES_MIN = 14
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
-PROBE_SECONDS = 0.2  # between attempts to reach a shard that is down
+ROLLBACK_SECONDS = 5.0  # after which a connection is given up instead
 #: After which the server ends a transaction whose node sends nothing more. A node that was cut off in the middle of one
 #: would keep its locks until TCP gives up, which takes two hours.
 ABANDONED_SECONDS = 10
@@ -158,8 +159,7 @@ class Shard:
         self.wakeups = Wakeups(index, self._url, config.schema, str(self.node.owner), self._notify)
         self.settings: dict[str, str] = {}  # of the server
         self.deployment = ""  # id of this database
-        self._probe_at = 0.0  # a shard that is down is not tried before this time
-        self.is_up = True  # False: the last statement, or attempt to connect, failed to reach the server
+        self.circuit = Circuit(index, config.connections, self._ping, self._cut)
         self.limited: set[Name] = set()  # topics that had a max_backlog when this node last enqueued to them
         self.commits = Latency()
         self.commits_total = 0
@@ -178,21 +178,13 @@ class Shard:
             raise UnavailableError(
                 f"cannot open shard {self.index} ({_first_line(error.__cause__)}); check its URL, and that it runs"
             ) from error
+        self.circuit.start()
         self.wakeups.start()
 
     async def _open(self) -> None:
         config = self._config
         with self._reaching():
-            self._pool = await asyncpg.create_pool(
-                self._url,
-                min_size=0,
-                timeout=CONNECT_SECONDS,
-                max_size=config.connections,
-                command_timeout=config.command_timeout,
-                statement_cache_size=500,
-                reset=_keep_session,
-                server_settings=self._server_settings,
-            )
+            self._pool = await self._create_pool()
             async with self._pool.acquire() as connection:
                 version = connection.get_server_version()
                 if version.major < POSTGRES_MIN:
@@ -205,6 +197,19 @@ class Shard:
                 await self.node.lease(connection)
                 await self.find_others(connection)
 
+    async def _create_pool(self) -> Any:
+        """Return a pool. It opens connections when they are needed."""
+        return await asyncpg.create_pool(
+            self._url,
+            min_size=0,
+            timeout=CONNECT_SECONDS,
+            max_size=self._config.connections,
+            command_timeout=self._config.command_timeout,
+            statement_cache_size=500,
+            reset=_keep_session,
+            server_settings=self._server_settings,
+        )
+
     async def find_others(self, connection: asyncpg.Connection) -> None:
         """Notice whether other nodes use this shard."""
         if await connection.fetchval(statement("has_other_nodes"), self.node.owner):
@@ -213,6 +218,7 @@ class Shard:
             self.wakeups.others.clear()
 
     async def close(self) -> None:
+        await self.circuit.close()
         await self.wakeups.close()
         pool, self._pool = self._pool, None
         if pool is None:
@@ -236,6 +242,32 @@ class Shard:
         return await asyncpg.connect(self._url, timeout=CONNECT_SECONDS, server_settings=self._server_settings)
 
     @property
+    def is_up(self) -> bool:
+        """Whether the server answers, as far as this node knows."""
+        return self.circuit.is_up
+
+    async def _ping(self) -> bool:
+        """Return whether the server answers on a new connection."""
+        try:
+            async with asyncio.timeout(PING_SECONDS):
+                connection = await asyncpg.connect(self._url, server_settings=self._server_settings)
+                try:
+                    await connection.fetchval("SELECT 1")
+                finally:
+                    connection.terminate()
+        except asyncpg.InsufficientResourcesError:  # such as too many connections: it does answer
+            return True
+        except (*_UNREACHABLE, asyncpg.PostgresError):
+            return False
+        return True
+
+    async def _cut(self) -> None:
+        """End all connections, so that what waits for an answer fails."""
+        pool, self._pool = self._pool, await self._create_pool()
+        pool.terminate()
+        self.floors.clear()
+
+    @property
     def durability(self) -> str:
         if self.settings["fsync"] != "on" or self.settings["synchronous_commit"] == "off":
             return "answers may be lost in a crash of the database: its fsync or synchronous_commit is off"
@@ -249,30 +281,33 @@ class Shard:
         if self._pool is None:
             raise Closed
         if not self.is_up:
-            self._check_probe()
-        with self._reaching():
-            try:
-                connection = await self._pool.acquire()
-            except TimeoutError:
-                self.is_up = False  # unlike a statement that takes too long
-                raise
-            except asyncpg.PostgresError as error:  # such as a password that was changed, or a database that is locked
-                self.is_up = False
-                raise ShardDown(
-                    self.index, f"shard {self.index} refuses connections ({_first_line(error)}); retry later"
-                ) from error
-            self.is_up = True
-            try:
-                yield connection
-            finally:
-                await self._pool.release(connection)
-
-    def _check_probe(self) -> None:
-        """Raise if the shard is down and was tried just now: a host that does not answer takes seconds to fail."""
-        now = monotonic()
-        if now < self._probe_at:
             raise ShardDown(self.index, f"shard {self.index} is unavailable; nothing was changed: retry later")
-        self._probe_at = now + PROBE_SECONDS
+        with self._reaching():
+            async with self.circuit.call():
+                pool, connection = self._pool, await self._acquire()
+                try:
+                    yield connection
+                except TimeoutError:
+                    connection.terminate()  # else its release would wait until the statement is cancelled
+                    raise
+                finally:
+                    if not connection.is_closed():
+                        self.circuit.answered()
+                    await pool.release(connection)
+
+    async def _acquire(self) -> Any:
+        try:
+            return await self._pool.acquire()
+        except TimeoutError:
+            self.circuit.fail()  # unlike a statement that takes too long
+            raise
+        except asyncpg.InsufficientResourcesError:
+            raise
+        except asyncpg.PostgresError as error:  # such as a password that was changed, or a database that is locked
+            self.circuit.fail()
+            raise ShardDown(
+                self.index, f"shard {self.index} refuses connections ({_first_line(error)}); retry later"
+            ) from error
 
     @property
     def connections(self) -> tuple[int, int]:
@@ -315,6 +350,8 @@ class Shard:
             try:
                 await connection.execute(begin)  # fails if a lock takes too long, and leaves a transaction to roll back
                 result = await work(connection)
+            except TimeoutError:
+                raise  # the connection is given up, and its transaction with it
             except BaseException:
                 await _roll_back(connection)
                 raise
@@ -356,7 +393,7 @@ class Shard:
         row = await connection.fetchrow(statement("enter_topic"), *name, self.node.number, self.node.owner)
         if row is None:
             raise TopicNotFound(name.canonical)
-        layout = Layout(row["now"], row["ready_turn"], row["lease_turn"], row["ready_live"])
+        layout = Layout(*(row[name] for name in Layout._fields))
         return Turn(connection, topic_of(name, row, layout.now), layout, row["node_until"])
 
     async def read_topic(self, name: Name) -> Turn:
@@ -379,7 +416,7 @@ class Shard:
         except _UNREACHABLE as error:
             self.floors.clear()
             if not isinstance(error, _SLOW):
-                self.is_up = False
+                self.circuit.fail()
             raise ShardDown(
                 self.index,
                 f"shard {self.index} is unavailable ({_first_line(error)}); the outcome of a write is unknown: "
@@ -394,7 +431,7 @@ def _first_line(error: BaseException | None) -> str:
 async def _roll_back(connection: asyncpg.Connection) -> None:
     """End the transaction, if necessary with its connection."""
     try:
-        await connection.execute(statement("rollback"))
+        await connection.execute(statement("rollback"), timeout=ROLLBACK_SECONDS)
     except (*_UNREACHABLE, asyncpg.PostgresError):
         connection.terminate()
 
