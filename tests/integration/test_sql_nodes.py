@@ -16,7 +16,7 @@ import heapline
 import heapline.sql
 from heapline import Outgoing
 from heapline.core.ids import partition_of
-from heapline.sql.layout import ENDED_MS, ENDED_SLOTS, READY_SLOTS, START
+from heapline.sql.layout import COLD_SLOTS, ENDED_MS, ENDED_SLOTS, POP_SLOTS, READY_SLOTS, START, Turns
 from tests.postgres import drop_schema, fresh_schema, shared_url
 
 asyncpg = pytest.importorskip("asyncpg")
@@ -331,6 +331,44 @@ async def test_slot_with_many_rows_stays_where_it_is(database: Database, monkeyp
     assert [m.priority for m in await broker.pop("jobs", 100)] == [-1, *range(190, 200)]
 
 
+async def test_ring_turns_at_its_limit_whatever_the_backlog_is(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closed slots with many messages are emptied into cold ones, which are few and large."""
+    monkeypatch.setattr(rings, "SURVIVORS_MAX", 9)
+    monkeypatch.setattr(rings, "MOVED_MAX", 200)
+    broker = await database.open()
+    await broker.node.timekeepers[0].close()
+    ring = rings.Rings(shard_of(broker), slot_bytes=8192, cold_bytes=8192)
+    await broker.create_topic("jobs")
+    await database.admin.execute("SELECT setval('cold_turn', $1)", COLD_SLOTS - 1)  # the last one
+    rng, model = random.Random(2), list[tuple[int, int]]()
+    size = "SELECT pg_relation_size($1::text::regclass)"
+    for number in range(48):
+        count = 20 if number // 24 % 2 == 0 else 130  # the backlog grows and shrinks
+        batch = [Outgoing(b"x" * 100, priority=rng.randrange(1000)) for _ in range(80)]
+        results = await broker.enqueue_batch("jobs", batch)
+        model += [(m.priority, r.id) for m, r in zip(batch, results, strict=True)]
+        model.sort()
+        messages = await broker.pop("jobs", count)
+        assert [m.id for m in messages] == [id for _, id in model[:count]]
+        del model[:count]
+        await broker.ack(messages)
+        await ring.turn()
+        turn = await database.admin.fetchval("SELECT last_value FROM ready_turn")
+        assert await database.admin.fetchval(size, f"ready_{turn % READY_SLOTS}") <= 8 * 8192
+        assert len(await used_slots(database, "ready", READY_SLOTS)) <= READY_SLOTS - rings.SPARE["ready"]
+    assert await database.admin.fetchval("SELECT last_value FROM cold_turn") > COLD_SLOTS
+    assert await database.admin.fetchval("SELECT count(*) FROM miscounted") == 0
+    while model:
+        messages = await broker.pop("jobs", 100)
+        assert [m.id for m in messages] == [id for _, id in model[:100]]
+        del model[:100]
+        await broker.ack(messages)
+        await ring.turn()
+    assert len(await used_slots(database, "ready", POP_SLOTS)) <= 1
+
+
 async def test_slot_with_a_lease_is_never_truncated(database: Database) -> None:
     broker = await database.open()
     ring = await ring_of(broker, 8192)
@@ -427,11 +465,11 @@ async def test_pop_reads_only_indexes_and_not_what_closed_slots_have_lost(databa
     for _ in range(4):
         await broker.enqueue_batch("jobs", [Outgoing(b"x" * 100, priority=rng.randrange(1000)) for _ in range(500)])
         await broker.ack(await broker.pop("jobs", 400))
-        await ring._open_next("ready")
+        await ring._open_next("ready", ring._slot_bytes)
     topic = (await broker.get_topic("jobs")).incarnation
     turn = await database.admin.fetchval("SELECT last_value FROM ready_turn")
-    with_floors = await claim_plan(broker, shard_of(broker).floors.of(topic, turn))
-    without = await claim_plan(broker, [START] * READY_SLOTS)
+    with_floors = await claim_plan(broker, shard_of(broker).floors.of(topic, Turns(turn, 0)))
+    without = await claim_plan(broker, [START] * POP_SLOTS)
     await held.rollback()
     await reader.close()
     for plan in (with_floors, without):
@@ -443,7 +481,7 @@ async def test_pop_reads_only_indexes_and_not_what_closed_slots_have_lost(databa
 
 async def live_slots(database: Database) -> set[int]:
     bits = await database.admin.fetchval("SELECT last_value FROM ready_live")
-    return {slot for slot in range(READY_SLOTS) if bits >> slot & 1}
+    return {slot for slot in range(POP_SLOTS) if bits >> slot & 1}
 
 
 async def test_messages_are_only_in_slots_that_pops_look_into(database: Database) -> None:
@@ -469,7 +507,7 @@ async def test_pops_stop_looking_into_slots_that_were_emptied(database: Database
     await broker.create_topic("jobs")
     for _ in range(6):
         await broker.enqueue_batch("jobs", [Outgoing(b"x" * 100)] * 200)
-        await ring._open_next("ready")
+        await ring._open_next("ready", ring._slot_bytes)
     while messages := await broker.pop("jobs", 1000):
         await broker.ack(messages)
     for _ in range(2):
@@ -485,7 +523,7 @@ async def test_pop_locks_the_slots_that_have_messages_and_no_others(database: Da
         await broker.enqueue_batch("jobs", [Outgoing(b"x" * 100)] * 200)
         await broker.ack(await broker.pop("jobs", 200))
         await ring.turn()
-    places = [START] * READY_SLOTS
+    places = [START] * POP_SLOTS
     async with shard_of(broker).connection() as connection:
         layout = await shard_of(broker).read_layout(connection)
         async with connection.transaction():

@@ -8,6 +8,10 @@ inserted into a closed slot, and a node may remember that a closed slot has noth
 Without that, each pop would step over all rows that earlier pops have deleted, for as long as an old transaction keeps
 them.
 
+*cold.* When few slots are empty because the closed ones have many messages left, these are moved to slots of a second
+ring, which belong to `ready` too, in small steps (rings.py). Its open slot has its own turn. A slot of this ring is
+closed when it is large, so a backlog of any size leaves most slots of the first ring to new messages.
+
 Pops look only into slots that may have rows (`ready_live`). That is known when a slot is opened, because no other
 transaction runs then, and holds until the next is opened: all other slots only lose rows.
 
@@ -31,16 +35,18 @@ from typing import NamedTuple
 from heapline.contract.fields import INT64_MIN
 from heapline.sql.statements import statement
 
-READY_SLOTS, LEASE_SLOTS, ENDED_SLOTS, DELAYED_SLOTS, COUNTS_SLOTS = 16, 8, 4, 36, 4
+READY_SLOTS, COLD_SLOTS, LEASE_SLOTS, ENDED_SLOTS, DELAYED_SLOTS, COUNTS_SLOTS = 16, 8, 8, 4, 36, 4
+POP_SLOTS = READY_SLOTS + COLD_SLOTS  # that pops look into: the cold ones are numbered after the others
 SLOTS = {
     "ready": READY_SLOTS,
+    "cold": COLD_SLOTS,
     "lease": LEASE_SLOTS,
     "ended": ENDED_SLOTS,
     "delayed": DELAYED_SLOTS,
     "acked": ENDED_SLOTS,
     "counts": COUNTS_SLOTS,
 }
-ALL_READY = (1 << READY_SLOTS) - 1
+ALL_READY = (1 << POP_SLOTS) - 1
 ENDED_MS = 300_000  # that a slot of `ended` is open; removed messages are remembered for two to three times as long
 FLOORS_MAX = 10_000  # topics
 COLUMNS = (
@@ -74,6 +80,22 @@ class Place(NamedTuple):
 START = Place(INT64_MIN, INT64_MIN, -1)
 
 
+class Turns(NamedTuple):
+    """How often the rings with ready messages have turned."""
+
+    ready: int
+    cold: int
+
+    def opened_at(self, slot: int) -> int:
+        """Return the last turn of its ring at which a slot may have been opened."""
+        if slot < READY_SLOTS:
+            return self.ready - (self.ready - slot) % READY_SLOTS
+        return self.cold - (self.cold - (slot - READY_SLOTS)) % COLD_SLOTS
+
+    def is_open(self, slot: int) -> bool:
+        return self.opened_at(slot) == (self.ready if slot < READY_SLOTS else self.cold)
+
+
 class Floors:
     """For each topic and closed slot of `ready`, a place up to which the slot has no messages of the topic.
 
@@ -85,34 +107,29 @@ class Floors:
         self._by_topic: dict[int, dict[int, tuple[int, Place]]] = {}  # topic -> slot -> (when it was opened, place)
         self.epoch = 0  # how often they were forgotten
 
-    def of(self, topic: int, turn: int) -> list[Place]:
+    def of(self, topic: int, turns: Turns) -> list[Place]:
         """Return the place of each slot."""
         known = self._by_topic.get(topic, {})
         places = []
-        for slot in range(READY_SLOTS):
+        for slot in range(POP_SLOTS):
             opened, place = known.get(slot, (-1, START))
-            places.append(place if opened == opened_at(slot, turn) else START)
+            places.append(place if opened == turns.opened_at(slot) else START)
         return places
 
-    def raise_to(self, topic: int, turn: int, place: Place, epoch: int) -> None:
+    def raise_to(self, topic: int, turns: Turns, place: Place, epoch: int) -> None:
         """Record that a committed claim took all messages up to `place`, unless the floors were forgotten since."""
         if epoch != self.epoch:
             return
         if len(self._by_topic) > FLOORS_MAX:
             self._by_topic.clear()
-        floors, before = self._by_topic.setdefault(topic, {}), self.of(topic, turn)
-        for slot in range(READY_SLOTS):
-            if slot != turn % READY_SLOTS:
-                floors[slot] = (opened_at(slot, turn), max(before[slot], place))
+        floors, before = self._by_topic.setdefault(topic, {}), self.of(topic, turns)
+        for slot in range(POP_SLOTS):
+            if not turns.is_open(slot):
+                floors[slot] = (turns.opened_at(slot), max(before[slot], place))
 
     def clear(self) -> None:
         self._by_topic.clear()
         self.epoch += 1
-
-
-def opened_at(slot: int, turn: int) -> int:
-    """Return the last turn, up to `turn`, at which a slot of `ready` may have been opened."""
-    return turn - (turn - slot) % READY_SLOTS
 
 
 class Layout(NamedTuple):
@@ -122,13 +139,24 @@ class Layout(NamedTuple):
     ready_turn: int
     lease_turn: int
     ready_live: int = ALL_READY  # slots of `ready` that may have rows, as bits
+    cold_turn: int = 0
+
+    @property
+    def turns(self) -> Turns:
+        return Turns(self.ready_turn, self.cold_turn)
 
     def turn(self, ring: str) -> int:
-        return self.ready_turn if ring == "ready" else self.lease_turn
+        return {"ready": self.ready_turn, "cold": self.cold_turn, "lease": self.lease_turn}[ring]
 
     def open(self, ring: str) -> int:
-        """Return the open slot of `ready` or `lease`."""
+        """Return the open slot of `ready`, `cold` or `lease`, counted in its ring."""
         return self.turn(ring) % SLOTS[ring]
+
+    @property
+    def open_cold(self) -> int | None:
+        """The slot of `ready` that takes what is moved out of closed ones. None: pops do not look into it yet."""
+        slot = READY_SLOTS + self.open("cold")
+        return slot if self.ready_live >> slot & 1 else None
 
     @property
     def open_ended(self) -> int:
@@ -167,7 +195,7 @@ def of_columns(name: str, **tables: str) -> str:
 
 @lru_cache(256)
 def _claim(live: int) -> str:
-    slots = [str(slot) for slot in range(READY_SLOTS) if live >> slot & 1]
+    slots = [str(slot) for slot in range(POP_SLOTS) if live >> slot & 1]
     return statement(
         "claim",
         candidates="\nUNION ALL\n".join(statement("claim_candidates", slot=s, ready=f"ready_{s}") for s in slots),

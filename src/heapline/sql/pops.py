@@ -135,7 +135,7 @@ class PopQueue:
         unwanted: list[Any] = []
         for call in calls:
             if call.taken is not None:
-                shard.floors.raise_to(turn.topic.id, turn.layout.ready_turn, call.taken, epoch)
+                shard.floors.raise_to(turn.topic.id, turn.layout.turns, call.taken, epoch)
             if call.future.done():
                 unwanted += call.rows
             else:
@@ -208,7 +208,7 @@ async def _claim(turn: Turn, home: Home, call: PopCall) -> bool:
     room, call.error = await _room(turn, call)
     if room < 1:
         return True
-    floors = home.shard.floors.of(turn.topic.id, turn.layout.ready_turn)
+    floors = home.shard.floors.of(turn.topic.id, turn.layout.turns)
     rows = await turn.connection.fetch(
         turn.layout.claim(),
         turn.topic.id,

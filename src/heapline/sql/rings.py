@@ -1,5 +1,10 @@
 """Turn the rings: open fresh slots, move the last rows out of old ones, and truncate these.
 
+A closed slot with many rows stays where it is as long as enough others are empty. Then the oldest one is emptied into
+the open slot of the *cold* ring, in steps that are as short as any other move. Cold slots may be large, and their limit
+grows with the backlog. So the first ring turns at SLOT_BYTES, whatever the backlog is. A message moves once into the
+cold ring, and within it when slots that have lost most of their rows are merged.
+
 Any node does it. A slot that is in use is tried again later: no call waits for this longer than the lock timeout of
 50 ms (queries/).
 """
@@ -14,25 +19,40 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from heapline.sql.delayed import past_slots
-from heapline.sql.layout import COLUMNS, COUNTS_SLOTS, SLOTS, Layout, of_columns
+from heapline.sql.layout import COLUMNS, COUNTS_SLOTS, READY_SLOTS, SLOTS, Layout, of_columns
 from heapline.sql.statements import statement
 
 if TYPE_CHECKING:
     from heapline.sql.shard import Shard
 
 SLOT_BYTES = 4 << 20  # size at which a slot of `ready` or `lease` is closed
+COLD_BYTES = 16 << 20  # size at which a cold slot is closed, or COLD_SHARE of all ready messages if that is more
+COLD_SHARE = 0.25
+SPARE = {"ready": 8, "cold": 2}  # slots that are kept empty
 COUNTS_BYTES = 128 << 10  # size at which a slot of `counts` is closed, besides COUNT_BYTES for each topic
 COUNT_BYTES = 100
-FULL_RINGS = ("ready", "lease", "counts")  # those that turn when a slot is full
+FIRST = {"cold": READY_SLOTS}  # a ring whose slots are slots of `ready`, and its first one
+FULL_RINGS = ("ready", "cold", "lease", "counts")  # those that turn when a slot is full
 VAIN_MAX = 3  # empty slots of `ready` that pops may look into
 SURVIVORS_MAX = 4000  # rows of a closed slot of `ready` that are moved to the open one; more of them stay
+MOVED_MAX = 2000  # rows that are moved to a cold slot in one transaction, which locks their slot
 
 
 class Rings:
     def __init__(
-        self, shard: Shard, slot_bytes: int = SLOT_BYTES, counts_bytes: int = COUNTS_BYTES, pause: float = 0.0
+        self,
+        shard: Shard,
+        slot_bytes: int = SLOT_BYTES,
+        counts_bytes: int = COUNTS_BYTES,
+        pause: float = 0.0,
+        cold_bytes: int = COLD_BYTES,
     ) -> None:
-        self._shard, self._slot_bytes, self._counts_bytes = shard, slot_bytes, counts_bytes
+        self._shard, self._slot_bytes, self._counts_bytes, self._cold_bytes = (
+            shard,
+            slot_bytes,
+            counts_bytes,
+            cold_bytes,
+        )
         self._pause = pause  # seconds after which a slot that had too many rows is tried again
         self._tried: dict[str, float] = {}  # table -> when it had too many
 
@@ -43,28 +63,36 @@ class Rings:
 
     async def advance(self) -> None:
         """Open and reclaim slots of the rings that turn when they are full. One statement, if nothing is due."""
+        while await self._advance_all():
+            continue  # rows were moved out of a slot, and others may have been filled meanwhile
+
+    async def _advance_all(self) -> bool:
+        """Do what is due now. Return whether rows of a slot with many were moved, so that more may be due."""
         async with self._shard.connection() as connection:
             row = await connection.fetchrow(
                 statement("look"), [table for ring in FULL_RINGS for table in _tables(ring)]
             )
-        layout = Layout(row["now"], row["ready_turn"], row["lease_turn"], row["ready_live"])
+        layout = Layout(*(row[name] for name in Layout._fields))
         sizes: dict[str, list[int]] = {}
         start = 0
         for ring in FULL_RINGS:
             sizes[ring] = row["sizes"][start : start + SLOTS[ring]]
             start += SLOTS[ring]
-        for ring in ("ready", "lease"):
-            await self._advance(ring, layout, sizes[ring])
-        if _in_vain(layout, sizes["ready"]) >= VAIN_MAX:
+        ready = sizes["ready"] + sizes["cold"]
+        cold_bytes = max(self._cold_bytes, round(COLD_SHARE * sum(ready)))
+        for ring, limit in (("ready", self._slot_bytes), ("cold", cold_bytes), ("lease", self._slot_bytes)):
+            await self._advance(ring, layout, sizes[ring], limit)
+        if _in_vain(layout, ready) >= VAIN_MAX:
             find = partial(self._find_live, opened=layout.open("ready"))
             await self._unless_busy(partial(self._shard.run_alone, find))
         await self._fold_counts(sizes["counts"], row["counts_turn"], row["topics"])
+        return await self._make_room(layout, sizes)
 
-    async def _advance(self, ring: str, layout: Layout, sizes: list[int]) -> None:
-        if sizes[layout.open(ring)] >= self._slot_bytes and 0 in sizes:
-            await self._unless_busy(partial(self._open_next, ring))
+    async def _advance(self, ring: str, layout: Layout, sizes: list[int], limit: int) -> None:
+        if sizes[layout.open(ring)] >= limit and 0 in sizes:
+            await self._unless_busy(partial(self._open_next, ring, limit))
         for slot, size in enumerate(sizes):
-            last = self._tried.get(f"{ring}_{slot}")
+            last = self._tried.get(table_of(ring, slot))
             if size and slot != layout.open(ring) and (last is None or time.monotonic() >= last + self._pause):
                 await self._reclaim(ring, slot)
 
@@ -78,35 +106,69 @@ class Rings:
         async with self._shard.connection() as connection:
             return await self._shard.read_layout(connection), await slot_sizes(connection, ring)
 
-    async def _open_next(self, ring: str) -> None:
+    async def _make_room(self, layout: Layout, sizes: dict[str, list[int]]) -> bool:
+        """Move some rows of a closed slot to the open cold one if few slots are empty. Return whether that was done."""
+        for ring, spare in SPARE.items():
+            if sizes[ring].count(0) < spare:
+                others = [(layout.turn(ring) + step) % SLOTS[ring] for step in range(1, SLOTS[ring])]
+                used = [slot for slot in others if sizes[ring][slot]]  # the oldest is the first
+                slot = used[0] if ring == "ready" else min(used, key=sizes[ring].__getitem__)
+                return await self._unless_busy(partial(self._move_some, ring, slot, layout))
+        return False
+
+    async def _move_some(self, ring: str, slot: int, layout: Layout) -> None:
+        """Move rows of a closed slot to the open cold one. Truncate the slot after the last ones."""
+        source = table_of(ring, slot)
+
+        async def work(connection: asyncpg.Connection) -> None:
+            layout = await self._shard.read_layout(connection)
+            if layout.open(ring) == slot or layout.open_cold is None:
+                return  # another node was faster
+            target = str(layout.open_cold)
+            await connection.execute(statement("short_lock_timeout"))
+            await connection.execute(statement("lock_slot", table=source))
+            move = statement("move_rows", source=source, target=f"ready_{target}", slot=target, columns=COLUMNS)
+            if await connection.fetchval(move, MOVED_MAX) < MOVED_MAX:
+                await connection.execute(statement("truncate_slot", table=source))
+
+        async def open_cold(connection: asyncpg.Connection) -> None:
+            layout = await self._shard.read_layout(connection)
+            await self._find_live(connection, READY_SLOTS + layout.open("cold"))
+
+        if layout.open_cold is None:
+            await self._shard.run_alone(open_cold)
+        await self._shard.run(work)
+
+    async def _open_next(self, ring: str, limit: int) -> None:
         """Open the next empty slot if the open one is full."""
 
         async def work(connection: asyncpg.Connection) -> None:
             turn, sizes = (await self._shard.read_layout(connection)).turn(ring), await slot_sizes(connection, ring)
-            if sizes[turn % len(sizes)] < self._slot_bytes:
+            if sizes[turn % len(sizes)] < limit:
                 return  # another node was faster
             later = [turn + step for step in range(1, len(sizes)) if not sizes[(turn + step) % len(sizes)]]
             if later:
-                if ring == "ready":  # before the turn: setting a sequence is never rolled back
-                    await self._find_live(connection, later[0] % len(sizes))
+                if ring != "lease":  # before the turn: setting a sequence is never rolled back
+                    await self._find_live(connection, later[0] % len(sizes) + FIRST.get(ring, 0))
                 await connection.execute(statement("turn_ring"), f"{ring}_turn", later[0])
 
         await self._shard.run_alone(work)
 
     async def _find_live(self, connection: asyncpg.Connection, opened: int) -> None:
         """Record which slots of `ready` have rows, or will have as they are open. No other transaction runs."""
-        layout, sizes = await self._shard.read_layout(connection), await slot_sizes(connection, "ready")
+        layout = await self._shard.read_layout(connection)
+        sizes = await slot_sizes(connection, "ready") + await slot_sizes(connection, "cold")
         used = {slot for slot, size in enumerate(sizes) if size} | {opened, layout.open("ready")}
         await connection.execute(statement("turn_ring"), "ready_live", sum(1 << slot for slot in used))
 
     async def _reclaim(self, ring: str, slot: int) -> None:
         """Truncate a closed slot if it has few rows (`ready`, which are moved) or none (`lease`)."""
-        table, most = f"{ring}_{slot}", SURVIVORS_MAX if ring == "ready" else 0
+        table, most = table_of(ring, slot), 0 if ring == "lease" else SURVIVORS_MAX
         count = statement("count_slot", table=table)
 
         async def work(connection: asyncpg.Connection) -> None:
-            target = (await self._shard.read_layout(connection)).open(ring)
-            if target == slot:
+            layout = await self._shard.read_layout(connection)
+            if layout.open(ring) == slot:
                 return
             if await connection.fetchval(count, most + 1) > most:
                 self._tried[table] = time.monotonic()
@@ -116,10 +178,9 @@ class Rings:
             await connection.execute(statement("lock_slot", table=table))
             if await connection.fetchval(count, most + 1) > most:
                 return
-            if ring == "ready":
-                move = statement(
-                    "move_survivors", source=table, target=f"ready_{target}", slot=str(target), columns=COLUMNS
-                )
+            if most:
+                target = str(layout.open("ready"))
+                move = statement("move_survivors", source=table, target=f"ready_{target}", slot=target, columns=COLUMNS)
                 await connection.execute(move)
             await connection.execute(statement("truncate_slot", table=table))
 
@@ -181,11 +242,13 @@ class Rings:
             if size and slot != target:
                 await self._unless_busy(partial(self._shard.run, partial(work, slot=slot)))
 
-    async def _unless_busy(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _unless_busy(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Return whether the work was done. If not, its slots are in use, and it is tried again at the next turn."""
         try:
             await work()
         except asyncpg.LockNotAvailableError:
-            return  # in use; tried again at the next turn
+            return False
+        return True
 
 
 def _in_vain(layout: Layout, sizes: list[int]) -> int:
@@ -198,4 +261,8 @@ async def slot_sizes(connection: asyncpg.Connection, ring: str) -> list[int]:
 
 
 def _tables(ring: str) -> list[str]:
-    return [f"{ring}_{slot}" for slot in range(SLOTS[ring])]
+    return [table_of(ring, slot) for slot in range(SLOTS[ring])]
+
+
+def table_of(ring: str, slot: int) -> str:
+    return f"ready_{FIRST[ring] + slot}" if ring in FIRST else f"{ring}_{slot}"

@@ -58,7 +58,7 @@ DELETE FROM producers AS p WHERE p.name LIKE $1 AND p.used < $2
 -- name: look
 SELECT clock_ms() AS now, (SELECT last_value FROM ready_turn) AS ready_turn,
        (SELECT last_value FROM lease_turn) AS lease_turn, (SELECT last_value FROM ready_live) AS ready_live,
-       (SELECT last_value FROM counts_turn) AS counts_turn, (SELECT count(*) FROM topics) AS topics,
+       (SELECT last_value FROM cold_turn) AS cold_turn, (SELECT last_value FROM counts_turn) AS counts_turn, (SELECT count(*) FROM topics) AS topics,
        ARRAY(SELECT pg_relation_size(name::regclass) FROM unnest($1::text[]) WITH ORDINALITY AS t(name, n) ORDER BY n) AS sizes;
 
 -- name: slot_sizes
@@ -78,6 +78,14 @@ SELECT count(*) FROM (SELECT FROM {table} LIMIT $1) AS rows;
 
 -- name: move_survivors
 INSERT INTO {target} (slot, {columns}) SELECT {slot}, {columns} FROM {source} WHERE topic IN (SELECT t.id FROM topics AS t);
+
+-- name: move_rows
+WITH moved AS (
+    DELETE FROM {source} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {source} LIMIT $1)) RETURNING *
+), kept AS (
+    INSERT INTO {target} (slot, {columns}) SELECT {slot}, {columns} FROM moved
+)
+SELECT count(*) FROM moved;
 
 -- name: fold_counts
 INSERT INTO {target} (slot, topic, ready, delayed, leased, dead)

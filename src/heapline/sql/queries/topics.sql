@@ -19,12 +19,14 @@ ROLLBACK;
 
 -- name: now
 SELECT clock_ms() AS now, (SELECT last_value FROM ready_turn) AS ready_turn,
-       (SELECT last_value FROM lease_turn) AS lease_turn, (SELECT last_value FROM ready_live) AS ready_live;
+       (SELECT last_value FROM lease_turn) AS lease_turn, (SELECT last_value FROM ready_live) AS ready_live,
+       (SELECT last_value FROM cold_turn) AS cold_turn;
 
 -- name: enter_topic
 SELECT id, config, id_suffix, paused, paused_until, clock_ms() AS now,
        (SELECT last_value FROM ready_turn) AS ready_turn, (SELECT last_value FROM lease_turn) AS lease_turn,
-       (SELECT last_value FROM ready_live) AS ready_live, (SELECT until FROM nodes WHERE node = $3 AND owner = $4) AS node_until
+       (SELECT last_value FROM ready_live) AS ready_live, (SELECT last_value FROM cold_turn) AS cold_turn,
+       (SELECT until FROM nodes WHERE node = $3 AND owner = $4) AS node_until
 FROM topics WHERE namespace = $1 AND name = $2;
 
 -- name: insert_topic
