@@ -233,7 +233,7 @@ CLEAN = """
 DELETE FROM topics; DELETE FROM nodes; DELETE FROM ready; DELETE FROM delayed; DELETE FROM lease; DELETE FROM dead;
 DELETE FROM ended; DELETE FROM idempotency_keys; DELETE FROM producers; DELETE FROM sequences; DELETE FROM schedules;
 DELETE FROM prepared; DELETE FROM prepared_keys; DELETE FROM prepared_sequences; DELETE FROM decisions;
-DELETE FROM sinks;
+DELETE FROM attached; DELETE FROM sinks;
 SELECT setval('ready_turn', 0), setval('lease_turn', 0);
 """
 

@@ -2,6 +2,10 @@
 
 The rules are the core's (core/dedup): what the database remembers of the identities of a call is loaded into small
 windows, which judge its rows. A call with identities locks its topic, so nothing changes between judging and storing.
+
+Sequences are only inserted here, and so is how far their producer had all answers. Slots that are full are emptied of
+what was answered (rings.py), and only then is the producer's row updated. So sequences are read before that row: what
+was removed in between is below what the row says then.
 """
 
 from __future__ import annotations
@@ -31,9 +35,14 @@ class Identity(NamedTuple):
 class Producer(NamedTuple):
     """A producer's row."""
 
-    epoch: int = 0
-    answered_below: int = 0
-    forgotten_below: int = 0
+    epoch: int
+    answered_below: int
+    forgotten_below: int
+
+    @property
+    def floor(self) -> int:
+        """The sequence below which repeats are refused: they are not remembered."""
+        return max(self.answered_below, self.forgotten_below)
 
 
 class Judgement:
@@ -101,7 +110,7 @@ class Memory:
         self._prints = fingerprints([row.payload for row in rows])
         self._keyed = [i for i, row in enumerate(rows) if row.idempotency_key is not None]
         self._hashes = [key_hash(rows[i].idempotency_key or "") for i in self._keyed]
-        self._producer = Producer()
+        self._producer: Producer | None = None  # None: it has not begun the epoch of this call yet
 
     async def judge(self, batch: str | None = None) -> Judgement:
         """Judge the rows; `batch` is the prepared batch that they are for, whose other parts may share identities."""
@@ -111,7 +120,7 @@ class Memory:
             judgement.take(await self._judge_sequences(self._identity), range(len(self._rows)))
         if self._keyed:
             judgement.take(await self._judge_keys(), self._keyed)
-        judgement.settle(self._identity, max(self._producer.answered_below, self._producer.forgotten_below))
+        judgement.settle(self._identity, 0 if self._producer is None else self._producer.floor)
         for row, other in doubts.items():
             if row in judgement.new:
                 judgement.refuse([row], BatchInDoubt(judgement.name(row), other))
@@ -134,16 +143,16 @@ class Memory:
         return found
 
     async def _judge_sequences(self, identity: Identity) -> Verdict:
-        self._producer = known = await read_producer(self._turn, identity.producer_id)
-        if identity.epoch < known.epoch:
+        seqs = np.array([row.seq for row in self._rows], dtype=np.int64)
+        values = self._turn.topic.id, identity.producer_id, identity.epoch, seqs.tolist()
+        stored = await self._turn.connection.fetch(statement("select_sequences"), *values)
+        known = await read_producer(self._turn, identity.producer_id)
+        if known is not None and identity.epoch < known.epoch:
             raise StaleEpoch(identity.producer_id, identity.epoch, known.epoch)
         window = SequenceWindow()
         window.open(identity.producer_id, identity.epoch, 1, self._turn.now)
-        seqs = np.array([row.seq for row in self._rows], dtype=np.int64)
-        if identity.epoch == known.epoch:
-            stored = await self._turn.connection.fetch(
-                statement("select_sequences"), self._turn.topic.id, identity.producer_id, seqs.tolist()
-            )
+        if known is not None and identity.epoch == known.epoch:
+            self._producer = known
             columns = sorted((r["seq"], r["id"], r["print"]) for r in stored)
             window.record(
                 identity.producer_id,
@@ -153,10 +162,7 @@ class Memory:
                 np.array([c[2] for c in columns], dtype=np.uint32),
                 self._turn.now,
             )
-            floor = max(known.answered_below, known.forgotten_below)
-            window.answered(identity.producer_id, identity.epoch, floor)
-        else:
-            self._producer = Producer(identity.epoch)
+            window.answered(identity.producer_id, identity.epoch, known.floor)
         return window.check(identity.producer_id, identity.epoch, seqs, self._prints)
 
     async def _judge_keys(self) -> Verdict:
@@ -229,25 +235,18 @@ class Memory:
 
     async def _record_sequences(self, identity: Identity, ids: dict[int, int]) -> None:
         connection, topic, now = self._turn.connection, self._turn.topic, self._turn.now
-        before, known = await read_producer(self._turn, identity.producer_id), self._producer
-        answered = max(known.answered_below, identity.answered_below)
-        if before.epoch != identity.epoch or answered > before.answered_below:
-            floor = 1 << 62 if before.epoch != identity.epoch else answered
-            await connection.execute(statement("delete_answered_sequences"), topic.id, identity.producer_id, floor)
-            await connection.execute(
-                statement("upsert_producer"),
-                topic.id,
-                identity.producer_id,
-                identity.epoch,
-                answered,
-                known.forgotten_below,
-                now,
-            )
+        producer, epoch, answered = identity
+        if self._producer is None:
+            await connection.execute(statement("upsert_producer"), topic.id, producer, epoch, answered, 0, now)
+        else:
+            answered = max(answered, self._producer.answered_below)
         if ids:
             await connection.execute(
                 statement("insert_sequences"),
                 topic.id,
-                identity.producer_id,
+                producer,
+                epoch,
+                answered,
                 now,
                 [self._rows[row].seq for row in ids],
                 list(ids.values()),
@@ -255,14 +254,14 @@ class Memory:
             )
 
 
-async def read_producer(turn: Turn, producer_id: str) -> Producer:
+async def read_producer(turn: Turn, producer_id: str) -> Producer | None:
     row = await turn.connection.fetchrow(statement("select_producer"), turn.topic.id, producer_id)
-    return Producer() if row is None else Producer(*row)
+    return None if row is None else Producer(*row)
 
 
 async def open_producer(turn: Turn, producer_id: str) -> int:
     """Begin the next epoch of a producer and return it."""
-    epoch = (await read_producer(turn, producer_id)).epoch + 1
-    await turn.connection.execute(statement("delete_answered_sequences"), turn.topic.id, producer_id, 1 << 62)
+    known = await read_producer(turn, producer_id)
+    epoch = 1 if known is None else known.epoch + 1
     await turn.connection.execute(statement("upsert_producer"), turn.topic.id, producer_id, epoch, 0, 0, turn.now)
     return epoch

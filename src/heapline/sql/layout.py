@@ -23,7 +23,7 @@ meanwhile.
 *delayed.* A slot holds the messages of one period of time (delayed.py).
 
 *counts.* How many messages each topic has, as differences that are summed (migrations/). The statements read its turn
-themselves, because a row may go to any slot.
+themselves, because a row may go to any slot. So it is with *sequences* of producers (dedup.py).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from heapline.contract.fields import INT64_MIN
 from heapline.sql.statements import statement
 
 READY_SLOTS, COLD_SLOTS, LEASE_SLOTS, ENDED_SLOTS, DELAYED_SLOTS, COUNTS_SLOTS = 16, 8, 8, 4, 36, 4
+SEQUENCES_SLOTS = 4
 POP_SLOTS = READY_SLOTS + COLD_SLOTS  # that pops look into: the cold ones are numbered after the others
 SLOTS = {
     "ready": READY_SLOTS,
@@ -45,6 +46,7 @@ SLOTS = {
     "delayed": DELAYED_SLOTS,
     "acked": ENDED_SLOTS,
     "counts": COUNTS_SLOTS,
+    "sequences": SEQUENCES_SLOTS,
 }
 ALL_READY = (1 << POP_SLOTS) - 1
 ENDED_MS = 300_000  # that a slot of `ended` is open; removed messages are remembered for two to three times as long

@@ -240,14 +240,15 @@ async def _commit_sequences(
     """Record the sequences of a share, unless its producer has begun another epoch since."""
     topic, producer, epoch = row["topic"], row["producer"], row["epoch"]
     found = await connection.fetchrow(statement("select_producer"), topic, producer)
-    known = Producer() if found is None else Producer(*found)
-    if known.epoch > epoch:
+    known, answered = None if found is None else Producer(*found), row["answered"] or 0
+    if known is not None and known.epoch > epoch:
         return
-    answered = max(row["answered"] or 0, known.answered_below if known.epoch == epoch else 0)
-    forgotten = known.forgotten_below if known.epoch == epoch else 0
-    values = topic, producer, epoch, answered, forgotten, layout.now
-    await connection.execute(statement("upsert_producer"), *values)
-    await connection.execute(statement("commit_sequences"), batch, row["part"], topic, list(leaves), layout.now)
+    if known is None or known.epoch < epoch:
+        await connection.execute(statement("upsert_producer"), topic, producer, epoch, answered, 0, layout.now)
+    else:
+        answered = max(answered, known.answered_below)
+    values = batch, row["part"], topic, list(leaves), layout.now, answered
+    await connection.execute(statement("commit_sequences"), *values)
 
 
 async def drop(connection: asyncpg.Connection, batch: str) -> set[str]:

@@ -12,15 +12,15 @@ Any node does it. A slot that is in use is tried again later: no call waits for 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import asyncpg
 
 from heapline.sql.delayed import past_slots
-from heapline.sql.layout import COLUMNS, COUNTS_SLOTS, READY_SLOTS, SLOTS, Layout, of_columns
-from heapline.sql.statements import statement
+from heapline.sql.layout import COLUMNS, READY_SLOTS, SLOTS, Layout, of_columns
+from heapline.sql.statements import all_blocks, fill, statement
 
 if TYPE_CHECKING:
     from heapline.sql.shard import Shard
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 SLOT_BYTES = 4 << 20  # size at which a slot of `ready` or `lease` is closed
 COLD_BYTES = 16 << 20  # size at which a cold slot is closed, or COLD_SHARE of all ready messages if that is more
 COLD_SHARE = 0.25
+SEQUENCES_BYTES = 1 << 20  # size at which a slot of `sequences` is closed
 SPARE = {"ready": 8, "cold": 2}  # slots that are kept empty
 COUNTS_BYTES = 128 << 10  # size at which a slot of `counts` is closed, besides COUNT_BYTES for each topic
 COUNT_BYTES = 100
 FIRST = {"cold": READY_SLOTS}  # a ring whose slots are slots of `ready`, and its first one
-FULL_RINGS = ("ready", "cold", "lease", "counts")  # those that turn when a slot is full
+FULL_RINGS = ("ready", "cold", "lease", "counts", "sequences")  # those that turn when a slot is full
 VAIN_MAX = 3  # empty slots of `ready` that pops may look into
 SURVIVORS_MAX = 4000  # rows of a closed slot of `ready` that are moved to the open one; more of them stay
 MOVED_MAX = 2000  # rows that are moved to a cold slot in one transaction, which locks their slot
@@ -46,13 +47,10 @@ class Rings:
         counts_bytes: int = COUNTS_BYTES,
         pause: float = 0.0,
         cold_bytes: int = COLD_BYTES,
+        sequences_bytes: int = SEQUENCES_BYTES,
     ) -> None:
-        self._shard, self._slot_bytes, self._counts_bytes, self._cold_bytes = (
-            shard,
-            slot_bytes,
-            counts_bytes,
-            cold_bytes,
-        )
+        self._shard, self._slot_bytes, self._cold_bytes = shard, slot_bytes, cold_bytes
+        self._counts_bytes, self._sequences_bytes = counts_bytes, sequences_bytes
         self._pause = pause  # seconds after which a slot that had too many rows is tried again
         self._tried: dict[str, float] = {}  # table -> when it had too many
 
@@ -85,7 +83,10 @@ class Rings:
         if _in_vain(layout, ready) >= VAIN_MAX:
             find = partial(self._find_live, opened=layout.open("ready"))
             await self._unless_busy(partial(self._shard.run_alone, find))
-        await self._fold_counts(sizes["counts"], row["counts_turn"], row["topics"])
+        counts_bytes = self._counts_bytes + COUNT_BYTES * row["topics"]
+        await self._fold("counts", ("fold_counts",), sizes["counts"], row["counts_turn"], counts_bytes)
+        folds = ("fold_producers", "move_unanswered")
+        await self._fold("sequences", folds, sizes["sequences"], row["sequences_turn"], self._sequences_bytes)
         return await self._make_room(layout, sizes)
 
     async def _advance(self, ring: str, layout: Layout, sizes: list[int], limit: int) -> None:
@@ -222,20 +223,21 @@ class Rings:
             if sizes[slot]:
                 await self._unless_busy(partial(self._shard.run, partial(work, table=f"delayed_{slot}")))
 
-    async def _fold_counts(self, sizes: list[int], turn: int, topics: int) -> None:
-        """Open the next slot of `counts` if one is full, and move the sums of the closed ones there."""
-        full = self._counts_bytes + COUNT_BYTES * topics
-        if sizes[turn % COUNTS_SLOTS] > full and not sizes[(turn + 1) % COUNTS_SLOTS]:
+    async def _fold(self, ring: str, folds: Sequence[str], sizes: list[int], turn: int, limit: int) -> None:
+        """Open the next slot if one is full, and move what is needed of the closed ones there."""
+        if sizes[turn % len(sizes)] > limit and not sizes[(turn + 1) % len(sizes)]:
             async with self._shard.connection() as connection:
-                turn = await connection.fetchval(statement("turn_ring"), "counts_turn", turn + 1)
-        target = turn % COUNTS_SLOTS
+                turn = await connection.fetchval(statement("turn_ring"), f"{ring}_turn", turn + 1)
+        target = turn % len(sizes)
 
         async def work(connection: asyncpg.Connection, slot: int) -> None:
-            source = f"counts_{slot}"
+            source = table_of(ring, slot)
+            tables = {"source": source, "target": table_of(ring, target), "slot": str(target)}
             await connection.execute(statement("short_lock_timeout"))
             await connection.execute(statement("lock_slot", table=source))
-            fold = statement("fold_counts", source=source, target=f"counts_{target}", slot=str(target))
-            await connection.execute(fold)
+            for fold in folds:
+                block = all_blocks()[fold]
+                await connection.execute(fill(block, {k: v for k, v in tables.items() if f"{{{k}}}" in block}))
             await connection.execute(statement("truncate_slot", table=source))
 
         for slot, size in enumerate(sizes):

@@ -242,8 +242,8 @@ class Timekeeper:
             now = (await self._shard.read_layout(connection)).now
             await connection.execute(statement("delete_old_keys"), now, 10 * SLICE)
             await connection.execute(statement("delete_old_namespace_keys"), now, 10 * SLICE)
-            for topic, producer, highest in await connection.fetch(statement("old_sequences"), now):
-                await connection.execute(statement("forget_sequences"), topic, producer, highest)
+            for row in await connection.fetch(statement("old_sequences"), now):
+                await connection.execute(statement("forget_sequences"), *row)
             await connection.execute(statement("delete_passed_producers"), PASSING + "%", now - PASSED_MS)
 
         await self._shard.run(work)

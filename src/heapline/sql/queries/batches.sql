@@ -63,8 +63,8 @@ SELECT topic, hash, id, print, scope, expires FROM prepared_keys
 WHERE batch = $1 AND part = ANY($2) AND id <> ALL($3::bigint[]);
 
 -- name: commit_sequences
-INSERT INTO sequences (topic, producer, seq, id, print, at)
-SELECT topic, producer, seq, id, print, $5 FROM prepared_sequences
+INSERT INTO sequences (slot, topic, producer, epoch, seq, id, print, at, answered)
+SELECT last_value % 4, topic, producer, epoch, seq, id, print, $5, $6 FROM sequences_turn, prepared_sequences
 WHERE batch = $1 AND part = $2 AND topic = $3 AND id <> ALL($4::bigint[]);
 
 -- name: delete_prepared

@@ -31,7 +31,10 @@ INSERT INTO idempotency_keys (topic, hash, id, print, scope, expires)
 SELECT $1, * FROM unnest($2::bytea[], $3::bigint[], $4::bigint[], $5::smallint[], $6::bigint[]);
 
 -- name: select_producer
-SELECT epoch, answered_below, forgotten_below FROM producers WHERE topic = $1 AND name = $2;
+SELECT epoch, greatest(answered_below, (
+    SELECT answered FROM sequences AS s WHERE s.topic = p.topic AND s.producer = p.name AND s.epoch = p.epoch
+    ORDER BY seq DESC LIMIT 1
+)), forgotten_below FROM producers AS p WHERE topic = $1 AND name = $2;
 
 -- name: upsert_producer
 INSERT INTO producers (topic, name, epoch, answered_below, forgotten_below, used) VALUES ($1, $2, $3, $4, $5, $6)
@@ -39,11 +42,9 @@ ON CONFLICT (topic, name) DO UPDATE SET epoch = excluded.epoch, answered_below =
     forgotten_below = excluded.forgotten_below, used = excluded.used;
 
 -- name: select_sequences
-SELECT seq, id, print FROM sequences WHERE topic = $1 AND producer = $2 AND seq = ANY($3);
+SELECT seq, id, print FROM sequences WHERE topic = $1 AND producer = $2 AND epoch = $3 AND seq = ANY($4);
 
 -- name: insert_sequences
-INSERT INTO sequences (topic, producer, seq, id, print, at)
-SELECT $1, $2, seq, id, print, $3 FROM unnest($4::bigint[], $5::bigint[], $6::bigint[]) AS s(seq, id, print);
-
--- name: delete_answered_sequences
-DELETE FROM sequences WHERE topic = $1 AND producer = $2 AND seq < $3;
+INSERT INTO sequences (slot, topic, producer, epoch, answered, at, seq, id, print)
+SELECT last_value % 4, $1, $2, $3, $4, $5, seq, id, print
+FROM sequences_turn, unnest($6::bigint[], $7::bigint[], $8::bigint[]) AS s(seq, id, print);

@@ -32,5 +32,5 @@ DELETE FROM schedules WHERE name = $1;
 
 -- name: last_firing
 SELECT greatest(p.answered_below - 1, p.forgotten_below - 1, (
-    SELECT max(seq) FROM sequences s WHERE s.topic = p.topic AND s.producer = p.name
+    SELECT max(seq) FROM sequences s WHERE s.topic = p.topic AND s.producer = p.name AND s.epoch = p.epoch
 )) FROM producers p WHERE p.topic = $1 AND p.name = $2;

@@ -42,14 +42,14 @@ DELETE FROM idempotency_keys WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM idempotency_keys WHERE scope = 0 AND expires <= $1 LIMIT $2));
 
 -- name: old_sequences
-SELECT t.id, s.producer, s.highest FROM topics AS t CROSS JOIN LATERAL (
-    SELECT producer, max(seq) AS highest FROM sequences
-    WHERE topic = t.id AND at <= $1 - ((t.config::json ->> 'dedup_window')::float8 * 1000)::bigint GROUP BY producer
+SELECT t.id, s.producer, s.epoch, s.highest FROM topics AS t CROSS JOIN LATERAL (
+    SELECT producer, epoch, max(seq) AS highest FROM sequences
+    WHERE topic = t.id AND at <= $1 - ((t.config::json ->> 'dedup_window')::float8 * 1000)::bigint GROUP BY producer, epoch
 ) AS s;
 
 -- name: forget_sequences
-WITH forgotten AS (DELETE FROM sequences WHERE topic = $1 AND producer = $2 AND seq <= $3)
-UPDATE producers SET forgotten_below = greatest(forgotten_below, $3 + 1) WHERE topic = $1 AND name = $2;
+WITH forgotten AS (DELETE FROM sequences WHERE topic = $1 AND producer = $2 AND epoch = $3 AND seq <= $4)
+UPDATE producers SET forgotten_below = greatest(forgotten_below, $4 + 1) WHERE topic = $1 AND name = $2 AND epoch = $3;
 
 -- name: delete_passed_producers
 DELETE FROM producers AS p WHERE p.name LIKE $1 AND p.used < $2
@@ -58,7 +58,8 @@ DELETE FROM producers AS p WHERE p.name LIKE $1 AND p.used < $2
 -- name: look
 SELECT clock_ms() AS now, (SELECT last_value FROM ready_turn) AS ready_turn,
        (SELECT last_value FROM lease_turn) AS lease_turn, (SELECT last_value FROM ready_live) AS ready_live,
-       (SELECT last_value FROM cold_turn) AS cold_turn, (SELECT last_value FROM counts_turn) AS counts_turn, (SELECT count(*) FROM topics) AS topics,
+       (SELECT last_value FROM cold_turn) AS cold_turn, (SELECT last_value FROM counts_turn) AS counts_turn,
+       (SELECT last_value FROM sequences_turn) AS sequences_turn, (SELECT count(*) FROM topics) AS topics,
        ARRAY(SELECT pg_relation_size(name::regclass) FROM unnest($1::text[]) WITH ORDINALITY AS t(name, n) ORDER BY n) AS sizes;
 
 -- name: slot_sizes
@@ -91,6 +92,16 @@ SELECT count(*) FROM moved;
 INSERT INTO {target} (slot, topic, ready, delayed, leased, dead)
 SELECT {slot}, topic, sum(ready), sum(delayed), sum(leased), sum(dead) FROM {source}
 WHERE topic IN (SELECT t.id FROM topics AS t) GROUP BY topic;
+
+-- name: fold_producers
+UPDATE producers AS p SET answered_below = greatest(p.answered_below, s.answered), used = greatest(p.used, s.at)
+FROM (SELECT topic, producer, epoch, max(answered) AS answered, max(at) AS at FROM {source} GROUP BY 1, 2, 3) AS s
+WHERE p.topic = s.topic AND p.name = s.producer AND p.epoch = s.epoch;
+
+-- name: move_unanswered
+INSERT INTO {target} (slot, topic, producer, epoch, seq, id, print, at, answered)
+SELECT {slot}, s.topic, s.producer, s.epoch, s.seq, s.id, s.print, s.at, s.answered FROM {source} AS s
+JOIN producers AS p ON p.topic = s.topic AND p.name = s.producer AND p.epoch = s.epoch AND s.seq >= p.answered_below;
 
 -- name: move_undue
 WITH moved AS (
