@@ -138,6 +138,9 @@ def main() -> int:
         tell(console, f"regression: {row.name} is at {row.ratio:.3g}×, was {kept[row.name]:.3g}×")
     if options.save:
         ratios.save(key, rows)
+    elif options.check:
+        for name in ratios.unguarded(rows, kept):
+            tell(console, f"not checked: no ratio of {name} is kept; keep one with --save")
     console.print(f"{len(rows)} figures in {time.monotonic() - began:.0f} s", style="dim")
     return int(options.check and bool(regressed or any(row.error for row in rows)))
 

@@ -32,11 +32,21 @@ def load(key: str, path: Path = KEPT) -> dict[str, float]:
 def save(key: str, rows: Iterable[Row], path: Path = KEPT) -> None:
     """Keep these rows' ratios; those of rows that did not run stay as they were."""
     kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    rows = list(rows)
-    steady = steady_names(row.name for row in rows)
-    fresh = {row.name: float(f"{row.ratio:.4g}") for row in rows if row.ratio is not None and row.name in steady}
+    fresh = {row.name: float(f"{row.ratio:.4g}") for row in comparable(rows) if row.ratio is not None}
     kept[key] = {**kept.get(key, {}), **fresh}
     path.write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def comparable(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows whose ratios can be kept."""
+    rows = list(rows)
+    steady = steady_names(row.name for row in rows)
+    return [row for row in rows if row.ratio is not None and row.name in steady]
+
+
+def unguarded(rows: Iterable[Row], kept: dict[str, float]) -> list[str]:
+    """Return the names of rows that could be compared, but whose ratio was never kept."""
+    return [row.name for row in comparable(rows) if row.name not in kept]
 
 
 def steady_names(names: Iterable[str]) -> set[str]:

@@ -152,6 +152,22 @@ def test_check_turns_a_regression_into_a_failure(
         assert "regression: benchmarks.heap" in printed.err
 
 
+def test_check_names_rows_whose_ratio_was_never_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("kept", "new", "rate", "rate: CPU of the server", "rate, p95")
+    rows = [row(name, ratio=1.0) for name in names] + [row("bare", ratio=None)]
+    monkeypatch.setattr(harness, "SUITES", {"core": ("benchmarks.heap",)})
+    monkeypatch.setattr(harness, "run_module", lambda module, quick, **_: iter(rows))
+    monkeypatch.setattr(ratios, "load", lambda key: {"kept": 1.0})
+    monkeypatch.setattr("sys.argv", ["benchmarks", "core", "--json", "--check"])
+    assert command.main() == 0
+    named = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not checked: ")]
+    assert [line.removeprefix("not checked: no ratio of ").partition(" is kept")[0] for line in named] == [
+        "new", "rate: CPU of the server",
+    ]  # fmt: skip
+
+
 def test_check_fails_if_no_ratios_are_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(ratios, "load", lambda key: {})
     monkeypatch.setattr("sys.argv", ["benchmarks", "streams", "--quick", "--check"])
