@@ -1,4 +1,4 @@
-"""Background tasks with an owner, which waits for them or cancels them when it closes; and locks by key.
+"""Background tasks with an owner, which waits for them or cancels them when it closes; waits and locks by key.
 
 asyncio keeps only weak references to tasks, so a task without an owner can be collected while it runs. An owner keeps a
 reference until the task ends, and retrieves its exception. A task that should report its errors must do so itself.
@@ -13,6 +13,15 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+
+
+async def until_done(future: asyncio.Future[T]) -> T:
+    """Wait for a future even if the caller is cancelled: for a write that the next write must follow."""
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise
 
 
 class OwnedTasks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
@@ -136,6 +137,16 @@ def test_keywords_of_a_method_are_refused_in_the_same_words() -> None:
 def test_keywords_for_type_checkers_are_the_settings(keywords: Any, config: Any) -> None:
     assert get_type_hints(keywords) == get_type_hints(config)
     assert not keywords.__required_keys__
+
+
+def test_only_the_contract_knows_how_the_default_namespace_is_written() -> None:
+    package = Path(heapline.__file__).parent
+    found = {str(p.relative_to(package)) for p in package.rglob("*.py") if '"default/' in p.read_text(encoding="utf-8")}
+    assert found <= {
+        "contract/config.py",
+        "cli/pipeline/__init__.py",
+        "cli/journal/topic_files.py",
+    }
 
 
 def test_settings_have_bounds_in_openapi() -> None:

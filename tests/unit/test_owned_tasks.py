@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from heapline.owned_tasks import OwnedTasks
+from heapline.owned_tasks import OwnedTasks, until_done
 
 
 async def test_spawned_task_survives_garbage_collection() -> None:
@@ -52,6 +52,20 @@ async def test_run_to_completion_raises_the_error_of_its_work() -> None:
 
     with pytest.raises(ValueError, match="broken"):
         await OwnedTasks().run_to_completion(work())
+
+
+async def test_until_done_outlasts_the_cancellation_of_its_caller() -> None:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    caller = asyncio.ensure_future(until_done(future))
+    await asyncio.sleep(0)
+    caller.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not caller.done()
+    future.set_result(7)
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert await until_done(future) == 7
 
 
 async def test_cancel_waits_until_every_other_task_has_ended() -> None:

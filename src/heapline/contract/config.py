@@ -233,6 +233,15 @@ def canonical_topic(name: str) -> str:
     return rest if namespace == DEFAULT_NAMESPACE else f"{namespace}/{rest}"
 
 
+def short(name: str) -> str:
+    """Return the name of a topic or schedule without the default namespace, whether or not it is valid.
+
+    >>> short("default/nightly"), short("shop/nightly")
+    ('nightly', 'shop/nightly')
+    """
+    return name.removeprefix(f"{DEFAULT_NAMESPACE}/")
+
+
 def check_names(what: str, fields: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
     """Raise BadRequest for a setting that does not exist."""
     for name in fields:

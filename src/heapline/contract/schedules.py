@@ -216,15 +216,6 @@ class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
         return "over" if self.next_at is None else "active"
 
 
-def short(name: str) -> str:
-    """Return the name without the default namespace, as for topics.
-
-    >>> short("default/nightly"), short("shop/nightly")
-    ('nightly', 'shop/nightly')
-    """
-    return name.removeprefix(f"{DEFAULT_NAMESPACE}/")
-
-
 # -- calls -------------------------------------------------------------------------------------------------------------
 
 

@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from heapline.contract.check import SECONDS_MAX
+from heapline.contract.config import short
 from heapline.contract.fields import KEY_BYTES_MAX
 from heapline.contract.message import TopicInfo
 from heapline.contract.messages import HEADERS_BYTES_MAX, INSTANT_MS_MAX, NewMessages
 from heapline.engine.columns import priority_range
 from heapline.spark.arrow import I64, Bools, is_text, lengths_of, numbers_of, text_of, valid_of
-from heapline.spark.options import plain_topic
 
 PART_ROWS, PART_BYTES = 5_000, 4 << 20
 PART_BYTES_MIN = 64 << 10
@@ -97,7 +97,7 @@ class _Checks:
             self._names, self._codes = [default or ""], np.zeros(self._count, dtype=np.int64)
             return
         coded = pc.fill_null(text_of(column), default or "").dictionary_encode()
-        names = [plain_topic(name) for name in coded.dictionary.to_pylist()]
+        names = [short(name) for name in coded.dictionary.to_pylist()]
         self._names = list(dict.fromkeys(names))
         number = {name: i for i, name in enumerate(self._names)}
         same = np.array([number[name] for name in names], dtype=np.int64)

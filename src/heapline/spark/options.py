@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from heapline.contract.config import NAME
+from heapline.contract.config import NAME, canonical_topic
 from heapline.contract.errors import BadRequest
 from heapline.spark.schema import STATE_VIEWS, VIEWS, Column, columns_of
 
@@ -173,7 +173,7 @@ def _selection(given: dict[str, str]) -> TopicSelection:
         raise BadRequest("no topics selected; set exactly one of subscribe, subscribePattern and assign")
     value = given[found[0]]
     if found[0] == "subscribe":
-        topics = tuple(dict.fromkeys(plain_topic(name.strip()) for name in value.split(",") if name.strip()))
+        topics = tuple(dict.fromkeys(canonical_topic(name.strip()) for name in value.split(",") if name.strip()))
         if not topics:
             raise BadRequest("subscribe does not name a topic")
         return TopicSelection(topics=topics)
@@ -190,11 +190,7 @@ def _selection(given: dict[str, str]) -> TopicSelection:
     for numbers in parsed.values():
         if not isinstance(numbers, list) or not numbers or not all(type(n) is int and n >= 0 for n in numbers):
             raise BadRequest(form)
-    return TopicSelection(assign={plain_topic(t): tuple(sorted(set(numbers))) for t, numbers in parsed.items()})
-
-
-def plain_topic(name: str) -> str:
-    return name.removeprefix("default/")
+    return TopicSelection(assign={canonical_topic(t): tuple(sorted(set(numbers))) for t, numbers in parsed.items()})
 
 
 def _positions(given: dict[str, str], names: tuple[str, ...], default: str, refused: str | None) -> Positions:
@@ -233,7 +229,7 @@ def _by_partition(name: str, value: str, low: int) -> dict[str, dict[int, int]]:
         for partition, offset in numbers.items():
             if not partition.isdigit() or type(offset) is not int or offset < low:
                 raise BadRequest(form)
-        found[plain_topic(topic)] = {int(p): o for p, o in numbers.items()}
+        found[canonical_topic(topic)] = {int(p): o for p, o in numbers.items()}
     return found
 
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from heapline.contract.config import parse_topic
+from heapline.contract.config import canonical_topic, parse_topic
 from heapline.contract.errors import BadRequest
 from heapline.contract.fields import NAME_BYTES_MAX
-from heapline.spark.options import Target, parse_flag, plain_topic
+from heapline.spark.options import Target, parse_flag
 
 ENQUEUE, RESCHEDULE, CANCEL = "enqueue", "reschedule", "cancel"
 OPERATIONS = (ENQUEUE, RESCHEDULE, CANCEL)
@@ -95,7 +95,7 @@ def parse_write(
     return WriteOptions(
         target=Target.of(given),
         operation=operation,
-        topic=None if topic is None else plain_topic(topic),
+        topic=None if topic is None else canonical_topic(topic),
         columns=tuple(columns),
         txn=_txn(given, streaming, operation),
         bad_records=_bad_records(given, operation),

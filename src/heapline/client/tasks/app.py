@@ -18,6 +18,7 @@ from heapline.client.tasks.outcomes import Delay, Rules
 from heapline.client.tasks.task import TASK, Hook, Middleware, Task
 from heapline.client.tasks.worker import Worker
 from heapline.contract.broker import Broker
+from heapline.contract.config import canonical_topic
 from heapline.contract.errors import PermissionDenied, TopicExists, TopicNotFound
 from heapline.contract.message import Enqueued, Message, Outgoing, TopicInfo
 
@@ -117,7 +118,8 @@ class App:
         name = message.headers.get(TASK)
         if name is not None:
             return self.tasks.get(name)
-        of_topic = [task for task in self.tasks.values() if _full(task.topic) == _full(message.topic)]
+        topic = canonical_topic(message.topic)
+        of_topic = [task for task in self.tasks.values() if canonical_topic(task.topic) == topic]
         return of_topic[0] if len(of_topic) == 1 else None
 
     def topics(self) -> list[str]:
@@ -183,9 +185,9 @@ class App:
     async def make_topics(self, broker: Broker, topics: list[str]) -> list[TopicInfo]:
         """Create the topics that do not exist, and return those that did."""
         listed = await broker.list_topics()
-        there = {_full(info.name) for info in listed}
+        there = {canonical_topic(info.name) for info in listed}
         for topic in topics:
-            if _full(topic) not in there:
+            if canonical_topic(topic) not in there:
                 with suppress(PermissionDenied):  # it may exist and not be listed for this caller; the first pop tells
                     await self.make_or_raise(broker, topic)
         return listed
@@ -213,7 +215,3 @@ class App:
 
 def _place(task: Task[..., Any]) -> str:
     return f"{task.function.__module__}.{task.function.__qualname__}"
-
-
-def _full(topic: str) -> str:
-    return topic if "/" in topic else f"default/{topic}"

@@ -24,6 +24,7 @@ from heapline.client.tasks.execution import Runner, TaskTable, Threads, Totals
 from heapline.client.tasks.leases import Lease, LeaseKeeper
 from heapline.client.tasks.task import Task
 from heapline.contract.broker import Broker
+from heapline.contract.config import canonical_topic
 from heapline.contract.errors import BadRequest, HeaplineError, TopicNotFound, UnavailableError
 from heapline.contract.message import TopicInfo
 from heapline.logs import Log
@@ -185,7 +186,7 @@ class Worker:
         """Warn about tasks whose timeout is longer than a lease can last."""
         longest = {info.name: info.config.lease_max for info in there}
         for task in self._app.tasks.values():
-            lease_max = longest.get(task.topic.removeprefix("default/"))
+            lease_max = longest.get(canonical_topic(task.topic))
             if lease_max is not None and lease_max < task.timeout and task.topic in self.topics:
                 log.warning(
                     "task may outlast its lease; raise its topic's lease_max, or lower its timeout",

@@ -29,9 +29,10 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
+from heapline.contract.config import short
 from heapline.contract.errors import BadRequest, ResourceExhausted, ScheduleNotFound
 from heapline.contract.message import Outgoing, from_ms
-from heapline.contract.schedules import Schedule, ScheduleInfo, check_schedule, schedule_name, short
+from heapline.contract.schedules import Schedule, ScheduleInfo, check_schedule, schedule_name
 from heapline.core.schedules.records import (
     BookState,
     Record,

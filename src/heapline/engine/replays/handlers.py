@@ -7,9 +7,7 @@ be copied.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -21,16 +19,17 @@ from heapline.contract.groups import pack_batch
 from heapline.contract.stream import ReplayInfo
 from heapline.engine.handlers import feeds, handles
 from heapline.engine.replays.job_runner import rows_within
-from heapline.engine.replays.jobs import load, save, to_its_end
+from heapline.engine.replays.jobs import load, save
 from heapline.engine.replays.reader import Pace, Reading
 from heapline.engine.replays.requests import Change, find_ranges, request_of
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topics import TopicKeeper
 from heapline.logs import Log
+from heapline.owned_tasks import KeyedLocks, until_done
 
 log = Log("heapline.replay")
 #: Two concurrent writes would write the same file, and one would lose the other's partitions.
-_locks: WeakKeyDictionary[TopicRunner, asyncio.Lock] = WeakKeyDictionary()
+_locks: KeyedLocks[TopicRunner] = KeyedLocks()
 STEP_BYTES = 2 << 20  # a step over the wire is one message, and most clients accept no more than 4 MiB
 
 
@@ -55,13 +54,13 @@ async def keep_checkpoint(runner: TopicRunner, name: str, positions: Mapping[int
     for partition, offset in positions.items():
         if not 0 <= partition < len(runner.loaded.topic.partitions) or not 0 <= offset <= 1 << 62:
             raise BadRequest(f"topic {runner.name!r} has no offset {offset} in partition {partition}")
-    async with _locks.setdefault(runner, asyncio.Lock()):
+    async with _locks.alone(runner):
         known = await find_checkpoint(runner, name)
         checkpoint = Checkpoint(
             incarnation=runner.loader.incarnation, positions={**known, **positions}, at_ms=runner.wall_ms()
         )
         try:
-            await to_its_end(runner.io.run(save, runner.loaded.journal.checkpoints, name, checkpoint))
+            await until_done(runner.io.run(save, runner.loaded.journal.checkpoints, name, checkpoint))
         except OSError as error:
             raise UnavailableError(f"checkpoint {name!r} cannot be written: {error.strerror}") from None
 

@@ -12,7 +12,6 @@ old one. A file that does not pass its checksum is corrupt, and is never treated
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Literal, TypeVar
 
@@ -32,15 +31,6 @@ FILE_VERSION = 1
 _FIRST_LINE = re.compile(rb"heapline-replay (\d+) ([0-9a-f]{8})\n")
 log = Log("heapline.replay")
 ENDING = ".json"
-
-
-async def to_its_end(writing: asyncio.Future[None]) -> None:
-    """Wait for a write even if the caller is cancelled: the thread continues, and the next write must follow it."""
-    try:
-        await asyncio.shield(writing)
-    except asyncio.CancelledError:
-        await asyncio.wait([writing])
-        raise
 
 
 def save(files: SmallFiles, name: str, content: msgspec.Struct) -> None:

@@ -25,12 +25,12 @@ from heapline.contract.errors import (
 from heapline.contract.stream import ReplayInfo
 from heapline.engine.io import Io
 from heapline.engine.replays.job_runner import JobRun
-from heapline.engine.replays.jobs import Job, JobFiles, producer_of, to_its_end
+from heapline.engine.replays.jobs import Job, JobFiles, producer_of
 from heapline.engine.replays.requests import Change, Request, find_ranges
 from heapline.engine.runner import TopicRunner
 from heapline.journal.disk import Disk
 from heapline.logs import Log
-from heapline.owned_tasks import OwnedTasks
+from heapline.owned_tasks import OwnedTasks, until_done
 
 log = Log("heapline.replay")
 ENDED_MAX = 1000
@@ -103,7 +103,7 @@ class ReplayJobs:
             await run.run()
 
     async def _save(self, job: Job) -> None:
-        await to_its_end(self._io().run(self._files.save, job))
+        await until_done(self._io().run(self._files.save, job))
 
     def stop(self) -> None:
         """Stop. Running jobs are resumed at the next open."""

@@ -18,8 +18,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from heapline.contract.call import PageBuilder
+from heapline.contract.config import short
 from heapline.contract.errors import Closed, HeaplineError, ScheduleNotFound, StaleEpoch
-from heapline.contract.schedules import Schedule, ScheduleInfo, schedule_name, short
+from heapline.contract.schedules import Schedule, ScheduleInfo, schedule_name
 from heapline.core.latency import Latency
 from heapline.core.schedules.book import Book, Taken, schedule_info
 from heapline.core.schedules.records import ScheduleFired, ScheduleState

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from heapline.contract.config import TopicConfig
+from heapline.contract.config import TopicConfig, canonical_topic
 from heapline.contract.errors import TopicNotFound
 from heapline.spark.audit.histories import Purge, Topic
 from heapline.spark.audit.ranks import NEVER, Exclusion
 from heapline.spark.audit.steps import Mark, Reach
-from heapline.spark.options import Target, plain_topic
+from heapline.spark.options import Target
 from heapline.spark.target import client_of, subscribed
 
 
@@ -43,7 +43,7 @@ class BrokerState(NamedTuple):
 
 def broker_state(where: Mapping[str, str], topics: Sequence[str]) -> BrokerState:
     """Return the settings, balances and ends of these topics."""
-    names = [plain_topic(topic) for topic in topics]
+    names = [canonical_topic(topic) for topic in topics]
     closing: dict[str, dict[int, Balance]] = {}
     with subscribed(where, subscribe=",".join(names), view="events") as (subscription, options):
         if options.target.path is None:

@@ -26,6 +26,7 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from heapline.contract.config import canonical_topic
 from heapline.contract.errors import BadRequest
 from heapline.contract.ids import suffix_of, to_ulid
 from heapline.spark.audit import histories as H
@@ -34,7 +35,7 @@ from heapline.spark.audit.facts import Balances, BrokerState, Facts, RankRule, b
 from heapline.spark.audit.ranks import Intervals
 from heapline.spark.audit.report import AuditResult, Example, Ranked, make_report, rank
 from heapline.spark.jobs.lake import Offsets, journal_rows, topic_rows
-from heapline.spark.options import parse_options, plain_topic
+from heapline.spark.options import parse_options
 from heapline.spark.source import BatchReader, HeaplineSource
 from heapline.spark.target import resolve
 
@@ -68,7 +69,7 @@ def audit(
     the server; without a server, `configs` and `closing` can provide them.
     """
     started = perf_counter()
-    names = [plain_topic(name) for name in ([topic] if isinstance(topic, str) else topic)]
+    names = [canonical_topic(name) for name in ([topic] if isinstance(topic, str) else topic)]
     if not all(names) or not names:
         raise BadRequest("no topic to audit")
     if (start or end) and (len(names) > 1 or lake is not None):

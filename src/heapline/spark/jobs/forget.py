@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from heapline.contract.config import short
 from heapline.contract.errors import BadRequest, MessageLeased, MessageNotFound
 from heapline.contract.message import DlqFilter
-from heapline.spark.options import plain_topic
 from heapline.spark.target import client_of, server_target, subscribed
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def forget(
         raise BadRequest("no key given")
     if where is None and lake is None:
         raise BadRequest("nothing to erase from; give a server, a lake, or both")
-    names = None if topics is None else [plain_topic(topic) for topic in topics]
+    names = None if topics is None else [short(topic) for topic in topics]
     erased = None if lake is None else forget_in_lake(lake, key, names)
     if where is None:
         return ForgetResult(erased, [])
@@ -152,7 +152,7 @@ def cancel_all(client: Any, topic: str, ids: Iterable[int]) -> tuple[int, int]:
 def segments_of(where: Mapping[str, str], topic: str, first_unit: int, last_unit: int) -> tuple[int, int]:
     """Return the first and last segment that contain these units, as far as the journal still has them."""
     with subscribed(where, subscribe=topic) as (subscription, _):
-        entries = subscription.logs[plain_topic(topic)].index().entries
+        entries = subscription.logs[short(topic)].index().entries
     if not len(entries):
         raise BadRequest(f"the journal of {topic!r} is empty")
 

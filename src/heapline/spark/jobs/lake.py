@@ -20,11 +20,11 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
+from heapline.contract.config import short
 from heapline.contract.errors import BadRequest
 from heapline.spark.lake.claims import Claim
 from heapline.spark.lake.files import DAY_OF, DAY_US, PARTITIONED_BY, check_views, table_columns
 from heapline.spark.lake.tables import LakeTable, check_same, missing_rows, open_table, require_table
-from heapline.spark.options import plain_topic
 from heapline.spark.target import subscribed
 from heapline.spark.topic_log import Ranges
 
@@ -107,7 +107,7 @@ def ranges_of(where: Mapping[str, str], topic: str, **options: str) -> Ranges:
     with subscribed(where, subscribe=topic, **options) as (subscription, read):
         starts = subscription.resolve(read.start, "startingOffsets", late="latest")
         ends = subscription.resolve(read.end, "endingOffsets", late="latest")
-        name = plain_topic(topic)
+        name = short(topic)
         return {p: (start, ends[name][p]) for p, start in sorted(starts[name].items())}
 
 
@@ -123,7 +123,7 @@ def lake(
     Without a topic, return all rows of the lake. The columns are the view's, then `namespace` and `date`.
     """
     check_views((view,))
-    topics = None if topic is None else [plain_topic(t) for t in ([topic] if isinstance(topic, str) else topic)]
+    topics = None if topic is None else [short(t) for t in ([topic] if isinstance(topic, str) else topic)]
     if where is None:
         return archived(spark, require_table(lake_dir, view), topics)
     if not topics:

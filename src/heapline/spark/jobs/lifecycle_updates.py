@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import functions as F
 
+from heapline.contract.config import short
 from heapline.contract.errors import BadRequest, ConflictError
 from heapline.spark.jobs.lake import in_ranges, journal_rows, offset_ranges, topic_rows
 from heapline.spark.jobs.lifecycles import COLUMNS, MARK_NEEDS, NEEDS, lifecycles
 from heapline.spark.lake.claims import Extent
 from heapline.spark.lake.files import sync_path
 from heapline.spark.lake.tables import append_actions, delta, transactions
-from heapline.spark.options import plain_topic
 from heapline.spark.schema import arrow_types
 from heapline.spark.target import subscribed
 from heapline.spark.topic_log import DataLost
@@ -56,7 +56,7 @@ def keep_lifecycles(
     spark: Any, where: Mapping[str, str] | None, topic: str, out_dir: str, *, lake: str | None = None
 ) -> KeptResult:
     """Update the table in `out_dir`. Events that the journal no longer has are read from the `lake`, if given."""
-    name = plain_topic(topic)
+    name = short(topic)
     table = LifecycleTable(out_dir, TYPES)
     incarnation, starts, ends = _available(spark, where, name, lake)
     extent = table.extent(name, max(ends, default=-1) + 1)
@@ -141,7 +141,7 @@ def read_lifecycles(spark: Any, out_dir: str, *, topic: str | None = None, over:
         raise BadRequest(f"{out_dir!r} does not contain lifecycles")
     schema = ", ".join(f"`{name}` {TYPES[name]}" for name in STORED)
     parts = []
-    for (name, is_over), files in table.files(None if topic is None else plain_topic(topic), over).items():
+    for (name, is_over), files in table.files(None if topic is None else short(topic), over).items():
         rows = spark.read.schema(schema).parquet(*(f"{table.root}/{file.path}" for file in files))
         parts.append(rows.withColumns({"topic": F.lit(name), "is_over": F.lit(is_over)}).select(*COLUMNS))
     empty = spark.createDataFrame([], ", ".join(f"`{name}` {kind}" for name, kind in TYPES.items()))

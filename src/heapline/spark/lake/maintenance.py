@@ -13,11 +13,11 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
+from heapline.contract.config import short
 from heapline.contract.errors import BadRequest
 from heapline.spark.lake.claims import LakeMoved
 from heapline.spark.lake.files import DAY_OF
 from heapline.spark.lake.tables import APP, LakeTable, delta, open_table, require_table, transactions
-from heapline.spark.options import plain_topic
 
 FILE_BYTES = 128 << 20  # target size of joined files
 #: Files that no commit names are removed at this age. Younger ones may belong to a running archive, or to a reader that
@@ -139,7 +139,7 @@ def drop(lake_dir: str | Path, topic: str) -> int:
 
     Returns the number of rows.
     """
-    topic = plain_topic(topic)
+    topic = short(topic)
     dropped = [_retry_on_conflict(lake_dir, view, lambda found: _drop_topic(found, topic)) for view in _views(lake_dir)]
     if all(rows is None for rows in dropped):
         raise BadRequest(f"the lake at {os.fspath(lake_dir)!r} does not contain topic {topic!r}")
