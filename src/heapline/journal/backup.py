@@ -29,7 +29,7 @@ from typing import NamedTuple
 from heapline.contract.errors import JournalCorrupt, SnapshotCorrupt, UnavailableError
 from heapline.journal.disk import Disk, File
 from heapline.journal.log_bounds import Watermark, log_start_path, read_watermark, watermark_path
-from heapline.journal.reclaim import ReaderLease, end_lease, write_lease
+from heapline.journal.reclaim import end_lease, hold_segments
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import FIRST_UNIT_AT, NO_CHAIN, SegmentWalk, index_path, segment_path
 from heapline.journal.small_files import checkpoints_of
@@ -100,8 +100,7 @@ class _Copy:
         return Copied(mark.visible, snapshot_unit, len(segments), self._bytes)
 
     def _hold(self, segment: int) -> None:
-        lease = ReaderLease(self._name, os.getpid(), segment, self._wall_ms() + LEASE_MS)
-        write_lease(self._disk, self._source, lease)
+        hold_segments(self._disk, self._source, self._name, segment, self._wall_ms() + LEASE_MS)
 
     def _watermark(self) -> Watermark:
         mark = read_watermark(self._disk, self._source)

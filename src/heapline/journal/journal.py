@@ -28,7 +28,7 @@ from heapline.journal.block import Block
 from heapline.journal.disk import Disk, is_no_space
 from heapline.journal.log_bounds import Watermark, raise_log_start, watermark_path
 from heapline.journal.reader import LogReader
-from heapline.journal.reclaim import ReaderLease, delete_segment, end_lease, held_by, read_leases, write_lease
+from heapline.journal.reclaim import delete_segment, end_lease, held_by, hold_segments, read_leases
 from heapline.journal.records import CacheBudget, RecordCache, RecordReader, Records
 from heapline.journal.recovery import Scan
 from heapline.journal.segment import (
@@ -332,7 +332,7 @@ class Journal:
 
     def hold(self, name: str, segment: int, until: int) -> None:
         """Keep segments from this one on until a wall time in ms, under a reader's name."""
-        write_lease(self.disk, self.path, ReaderLease(name, os.getpid(), segment, until))
+        hold_segments(self.disk, self.path, name, segment, until)
 
     def release(self, name: str) -> None:
         end_lease(self.disk, self.path, name)

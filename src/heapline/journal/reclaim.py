@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from dataclasses import dataclass
 
 from heapline.contract.errors import BadName, ConflictError
@@ -42,6 +43,11 @@ def write_lease(disk: Disk, directory: str, lease: ReaderLease) -> None:
     body = {"pid": lease.pid, "segment": lease.segment, "expires_at": lease.expires_at}
     disk.mkdir(f"{directory}/readers")
     disk.write_file_atomic(_lease_path(directory, lease.name), json.dumps(body).encode())
+
+
+def hold_segments(disk: Disk, directory: str, name: str, first: int, until: int) -> None:
+    """Hold segments from `first` on until a wall time in ms, under a reader's name, for this process."""
+    write_lease(disk, directory, ReaderLease(name, os.getpid(), first, until))
 
 
 def end_lease(disk: Disk, directory: str, name: str) -> None:

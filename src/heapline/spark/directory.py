@@ -28,7 +28,7 @@ from heapline.journal.disk import Disk, File, RealDisk
 from heapline.journal.index import ENTRY_EVERY_BYTES, SegmentIndex
 from heapline.journal.log_bounds import Watermark
 from heapline.journal.reader import LogReader
-from heapline.journal.reclaim import ReaderLease, end_lease, write_lease
+from heapline.journal.reclaim import end_lease, hold_segments
 from heapline.journal.records import RecordReader, Records
 from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import FIRST_UNIT_AT, SegmentHeader, numbered, segment_path
@@ -322,8 +322,7 @@ class DirectoryLog:
             if not seconds:
                 end_lease(self._disk, self._folder, name)
                 return
-            lease = ReaderLease(name, os.getpid(), segment, int((time.time() + seconds) * 1000))
-            write_lease(self._disk, self._folder, lease)
+            hold_segments(self._disk, self._folder, name, segment, int((time.time() + seconds) * 1000))
 
     # -- the state of the queue -----------------------------------------------------------------------------------
 
