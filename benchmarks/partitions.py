@@ -1,6 +1,7 @@
 """What many partitions cost: pops over 20 of them, a pop over 1 to 1000, a batch spread over 20.
 
-The baseline is always the same work on one partition, in the same process, right before.
+The baseline is always the same work on one partition, in the same process, right before. The garbage collector is
+set as `heapline serve` sets it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import heapline
 from benchmarks.engine import best_of, figure
 from benchmarks.server.targets import Bound, judged
+from heapline.cli.serve import tune_garbage_collection
 
 Figure = dict[str, Any]
 PAYLOAD = b"x" * 256
@@ -25,6 +27,7 @@ POP_OF_ONE_PARTITION = {(100, 100): Bound("≤", 2.5, "×"), (100, 1000): Bound(
 
 
 def run(quick: bool, directory: Path) -> Iterator[Figure]:
+    tune_garbage_collection()
     yield from durable_pops(directory, 200_000 if quick else 2_000_000)
     yield from cost_of_a_pop(directory, 50_000 if quick else 200_000)
     yield from batches(directory, 60 if quick else 400)

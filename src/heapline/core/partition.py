@@ -333,11 +333,14 @@ class Partition:
 
     # -- maintenance -----------------------------------------------------------------------------------------------
 
+    @property
+    def needs_maintenance(self) -> bool:
+        """Whether `maintain` may have work even though nothing was added or ended."""
+        return self.entries.left_behind > 0 or not self.entries.heap.is_settled or self.fairness is not None
+
     def has_upkeep(self, now: Now) -> bool:
         """Return whether `maintain` may have something to do. It is often nothing."""
-        entries = self.entries
-        is_due = now.steady >= self._clean_up_at or entries.left_behind or entries.has_timers
-        return bool(is_due) or self.fairness is not None or not entries.heap.is_settled
+        return self.needs_maintenance or self.entries.has_timers or now.steady >= self._clean_up_at
 
     def maintain(self, now: Now, budget: int) -> bool:
         """Do a bounded amount of background work; return True if more is left. It has no visible effect."""

@@ -253,7 +253,7 @@ class Delivery:
                 events.append((partition, event))
                 self.heads.taken[number] += count
                 start += count
-        self._topic.emit_all(self._journal, events, now)
+        self._topic.emit_leases(self._journal, events, now)
         order = by_owner.argsort()
         columns = ids[order], np.array(tokens, dtype=np.int64)[order], positions[order]
         self._leased(calls, counts, LeasedRows(*columns, _deadlines(calls, counts, now)))
@@ -276,6 +276,7 @@ class _Grants:
 
     def __init__(self, calls: Sequence[PopCall], counts: Sequence[int], now: Now, order: Any = slice(None)) -> None:
         """`order` is the order of the rows in the events; each event's rows stay in the order of the pops."""
+        self._shared: dict[int, Grant] = {}  # by count, if all pops are equal
         self._of_call: list[Grant] = []  # one object for adjacent pops that are equal: they share one grant
         last: Grant | None = None
         for call in calls:
@@ -296,7 +297,11 @@ class _Grants:
     def of(self, rows: slice) -> list[Grant]:
         """Return the grants of one event's rows."""
         if self._calls is None:
-            return [_copy(self._of_call[0], rows.stop - (rows.start or 0))]
+            count = rows.stop - (rows.start or 0)
+            grant = self._shared.get(count)
+            if grant is None:
+                grant = self._shared[count] = _copy(self._of_call[0], count)
+            return [grant]
         grants: list[Grant] = []
         last: Grant | None = None
         for call in self._calls[rows]:

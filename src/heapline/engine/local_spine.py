@@ -97,10 +97,10 @@ class Heads:
             partition = partitions[number]
             head = partition.head() if partition.entries.ready and partition.state.throttled is None else None
             if head is not None:
-                if not self._full[number] or head < (self._keys[number], self._ids[number]):
+                if not self._full.item(number) or head < (self._keys.item(number), self._ids.item(number)):
                     self._since[number] = now
                 self._keys[number], self._ids[number] = head
-            elif self._full[number]:
+            elif self._full.item(number):
                 self._keys[number], self._ids[number] = NOTHING, 0
             self._full[number] = head is not None
             self._read_at[number] = now

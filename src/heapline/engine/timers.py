@@ -64,6 +64,11 @@ class Wakes:
                 self._heap = [(wake, n) for n, wake in enumerate(self._wakes) if wake not in (IN_LINE, INF)]
                 heapq.heapify(self._heap)
 
+    def plan_by(self, number: int, wake: float) -> None:
+        """Set the wake of a partition unless it has an earlier one."""
+        if wake < self._wakes[number]:
+            self.plan(number, wake)
+
     def come(self, now: float) -> None:
         """Move partitions whose wake has passed into the line."""
         while (wake := self.next()) <= now and wake != INF:

@@ -55,6 +55,7 @@ from heapline.journal.segment import segment_path
 from heapline.journal.unit import SealedUnit, Unit
 
 SETTLE_ROWS = 16384  # leases settled by one event
+array_head = struct.Struct(">BI").pack
 TOGETHER_BYTES_MAX = 64 << 10  # of events for which space is reserved in one call
 EVENT_OVERHEAD = 64  # most bytes that a frame or block adds to its unit beyond its own
 _SEQUENCED = (
@@ -93,6 +94,7 @@ class Topic:
         self.paused_until: int | None = None  # wall ms
         self.blob_names: dict[str, str] = {}  # blob names of runs that a snapshot has stored
         self.changed: set[int] = set()  # partitions changed since the runner last planned its wakes
+        self.granted: list[tuple[int, int]] = []  # partitions that only leased messages since then, and a deadline
         self.new_heads: set[int] = set()  # partitions whose head may have changed since the last selection
         self.open_frames: dict[int, _PendingFrame] = {}  # by partition; empty if the open unit is
         self._frames_bytes = 0
@@ -194,11 +196,12 @@ class Topic:
         """Apply an event without records, and add it to the open unit."""
         data = encode_event(event)
         self.reserve(journal, len(data), now, blocks=0)
+        self.changed.add(partition.number)
         self._gather(partition, event, data)
         self._apply(partition, event, now.steady, None, None)
 
-    def emit_all(self, journal: TopicLog, events: Sequence[tuple[Partition, AnyEvent]], now: Now) -> None:
-        """Like `emit`, for events without records in several partitions."""
+    def emit_leases(self, journal: TopicLog, events: Sequence[tuple[Partition, Leased]], now: Now) -> None:
+        """Like `emit`, for lease events of several partitions. The turn plans their deadlines and nothing else."""
         encoded = [encode_event(event) for _, event in events]
         total = sum(map(len, encoded))
         together = total <= TOGETHER_BYTES_MAX
@@ -208,7 +211,12 @@ class Topic:
             if not together:
                 self.reserve(journal, len(data), now, blocks=0)
             self._gather(partition, event, data)
-            self._apply(partition, event, now.steady, None, None)
+            partition.state.apply(event, now.steady)
+            if partition.needs_maintenance:
+                self.changed.add(partition.number)
+            else:
+                deadlines = [grant.deadline for grant in event.grants]
+                self.granted.append((partition.number, deadlines[0] if len(deadlines) == 1 else min(deadlines)))
 
     def emit_records(
         self,
@@ -241,6 +249,7 @@ class Topic:
         for partition, event in events:
             event.block = self._blocks
             own = slice(event.start, event.start + event.count)
+            self.changed.add(partition.number)
             self._gather(partition, event, encode_event(event), int(rows["id"][event.start]))
             hashes = None if fairness is None else fairness[own]
             self._apply(partition, event, now.steady, rows[own], positions[own], hashes)
@@ -251,7 +260,6 @@ class Topic:
         if frame is None:
             frame = self.open_frames[partition.number] = _PendingFrame(partition.state.offset)
             self._frames_bytes += FRAME_BYTES
-        self.changed.add(partition.number)
         self.new_heads.add(partition.number)
         frame.events.append(data)
         frame.rows += event.rows()
@@ -264,7 +272,7 @@ class Topic:
         if not self.open_frames:
             return None
         for number, frame in self.open_frames.items():
-            data = b"".join((b"\xdd", struct.pack(">I", len(frame.events)), *frame.events))  # a msgpack array
+            data = b"".join((array_head(0xDD, len(frame.events)), *frame.events))  # a msgpack array
             journal.add_frame(number, frame.first_offset, frame.rows, data, frame.first_id)
         unit = journal.seal(now.steady, now.wall)
         if unit is not None and self.following.groups.by_name:

@@ -270,7 +270,10 @@ class Turns:
             if wait is not None and (len(partition.entries.calendar) or len(partition.entries.ttls_wall)):
                 wait = min(wait, WALL_CHECK_MS)
             wakes.plan(number, INF if wait is None else now.steady + wait)
+        for number, deadline in topic.granted:
+            wakes.plan_by(number, deadline)
         topic.changed.clear()
+        topic.granted.clear()
         if wakes.line:
             if loaded.committer.is_writing:
                 loaded.committer.when_free(self.plan)
