@@ -244,6 +244,28 @@ async def test_leases_granted_while_the_transport_closes_are_returned(rig: Rig, 
     await until(lambda: all_ready(rig, 1))
 
 
+async def test_leases_granted_as_the_credential_ends_are_returned(tmp_path: Path) -> None:
+    keys = Keys(good="*:produce,consume,admin")
+    async with Rig(tmp_path, keys) as rig, RawNative(rig.target, "good") as client:
+        await rig.behind.create_topic("jobs", **rig.small)
+        connection = connection_of(rig)
+        done = connection._done
+
+        def done_after_revocation(call: Any, answer: Any) -> None:
+            keys.revoked.add("good")
+            done(call, answer)
+
+        connection._done = done_after_revocation  # type: ignore[method-assign]
+        (pop,) = client.send(Pop("jobs", wait=30.0))
+        await waits(rig)
+        (call,) = connection._calls.values()
+        assert not isinstance(call.answer, asyncio.Task), "a pop that waits needs no task"
+        await rig.behind.enqueue("jobs", b"x")
+        (answer,) = await client.answers(pop)
+        assert code_of(answer) == "UNAUTHENTICATED"
+        await until(lambda: all_ready(rig, 1))
+
+
 async def test_leases_of_a_pop_with_request_id_stay_with_its_repeat(rig: Rig, client: RawNative) -> None:
     await rig.behind.enqueue("jobs", b"x")
     connection_of(rig).pause_writing()

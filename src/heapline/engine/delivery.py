@@ -60,7 +60,6 @@ class PopCall(msgspec.Struct, eq=False):
     waits: bool
     leases_max: int | None  # leases that its holder may have on the topic; None: no limit
     quota: int  # messages in this turn: `max_messages`, or fewer if its holder may not have as many leases
-    timer: Any = None
     began: float = 0.0  # start of its latency; 0 while it waits for a message
     refusal: ResourceExhausted | None = None  # decided in a turn; sent once that is durable
     leased: LeasedRows = NO_LEASES  # its rows are [start, start + count); a slice for each pop would take longer

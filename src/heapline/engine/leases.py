@@ -41,7 +41,7 @@ def pop(broker: TopicKeeper, command: leases.Pop, context: Context) -> Awaitable
         if request_id is not None:
             request_id = own_request_id(context.principal, request_id)
     call = PopCall(
-        runner.future(),
+        runner.pop_future(request_id),
         command.max_messages,
         command.max_bytes,
         lease_ms(seconds),

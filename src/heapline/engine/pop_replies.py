@@ -7,13 +7,14 @@ a pop were chosen before (delivery.py); the committer decides when its answer ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from heapline.contract.columns import NO_ROWS
+from heapline.contract.columns import NO_ROWS, unpack
 from heapline.contract.errors import TopicReloading
 from heapline.contract.leases import Leased, LeasedMessages
 from heapline.core.events import I64
@@ -28,6 +29,28 @@ from heapline.journal.records import Records
 from heapline.logs import Log
 
 log = Log("heapline.engine")
+
+
+_await = asyncio.Future.__await__
+
+
+class PopFuture(asyncio.Future[Leased]):
+    """The answer to a pop. If its caller is cancelled between the answer and receiving it, the leases are returned."""
+
+    __slots__ = ("handover", "is_named")  # without a dict and `__init__` it costs as little as a plain future
+
+    handover: Handover
+    is_named: bool  # it has a request id, so the caller can repeat it
+
+    def __await__(self) -> Generator[Any, None, Leased]:
+        try:
+            return (yield from _await(self))
+        except asyncio.CancelledError:
+            if self.done() and not self.cancelled() and self.exception() is None and not self.is_named:
+                messages = self.result().messages
+                if messages is not None:
+                    self.handover.release(unpack(messages.ids), unpack(messages.tokens))
+            raise
 
 
 class Handover:
@@ -94,12 +117,15 @@ class Handover:
         if call.request_id is not None:
             return  # the caller may be repeating the named pop, or have repeated it, and then holds these leases
         rows = call.rows
+        self.release(rows.ids.tolist(), rows.tokens.tolist())
+
+    def release(self, ids: list[int], tokens: list[int]) -> None:
+        """Release leases in the next turn, because no caller receives them."""
 
         def decide(now: Now) -> None:
-            for partition, ids, tokens in self._runner.loaded.topic.by_partition(
-                rows.ids.tolist(), rows.tokens.tolist()
-            ):
-                decision = partition.decide_release(ids, tokens, now, self._runner.loaded.topic.take_seq(len(ids)))
+            for partition, part_ids, part_tokens in self._runner.loaded.topic.by_partition(ids, tokens):
+                seq = self._runner.loaded.topic.take_seq(len(part_ids))
+                decision = partition.decide_release(part_ids, part_tokens, now, seq)
                 self._runner.loaded.emit_decision(partition, decision, now)
 
         self._runner.later(decide)

@@ -47,7 +47,7 @@ from heapline.engine.groups.service import StreamServing
 from heapline.engine.io import Io
 from heapline.engine.loaded_topic import LoadedTopic, Loader, Recovered
 from heapline.engine.maintenance import Upkeep
-from heapline.engine.pop_replies import Handover
+from heapline.engine.pop_replies import Handover, PopFuture
 from heapline.engine.turns import SETTLED, Turns
 from heapline.journal.records import Records
 from heapline.logs import Log
@@ -281,24 +281,22 @@ class TopicRunner:
             future.set_result(SETTLED)
         return future
 
-    async def pop(self, call: PopCall, wait: float) -> Leased:
+    def pop(self, call: PopCall, wait: float) -> Awaitable[Leased]:
+        """Serve the pop in the next turn, or in a later one within `wait` seconds."""
         if self.failure is not None or self.is_closed:
             self.check()
         call.began = perf_counter()
         self.turns.pops.append(call)
         if wait > 0:
-            call.timer = asyncio.get_running_loop().call_later(wait, self._give_up, call)
+            timer = self.loop.call_later(wait, self._give_up, call)
+            call.future.add_done_callback(lambda _: timer.cancel())
         self.plan()
-        try:
-            answer: Leased = await call.future
-            return answer
-        except asyncio.CancelledError:
-            if not call.future.cancelled() and call.future.exception() is None:
-                self.handover.give_back(call)  # cancelled after the answer and before the caller received it
-            raise
-        finally:
-            if call.timer is not None:
-                call.timer.cancel()
+        return call.future
+
+    def pop_future(self, request_id: str | None) -> PopFuture:
+        future = PopFuture(loop=self.loop)
+        future.handover, future.is_named = self.handover, request_id is not None
+        return future
 
     def _give_up(self, call: PopCall) -> None:
         call.waits = False

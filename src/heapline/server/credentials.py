@@ -27,12 +27,21 @@ class Caller(Protocol):
     caller: Principal
 
 
+class Held(Protocol):
+    """Something that must end with the credential of its request's caller."""
+
+    @property
+    def request(self) -> Caller: ...
+
+    def end(self, error: HeaplineError) -> None: ...
+
+
 class Credentials:
     """The open calls that depend on a credential."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._open: set[WhileValid] = set()
+        self._open: set[Held] = set()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -41,6 +50,13 @@ class Credentials:
         """`with credentials.hold(request): …` raises Unauthenticated in the block when its caller's credential ends,
         and UnavailableError when it can no longer be checked."""
         return WhileValid(self._open, request)
+
+    def add(self, held: Held) -> None:
+        """End `held` when the credential of its request's caller ends. `discard` must follow."""
+        self._open.add(held)
+
+    def discard(self, held: Held) -> None:
+        self._open.discard(held)
 
     def check(self) -> None:
         ends: dict[int, HeaplineError | None] = {}
@@ -71,7 +87,7 @@ class Credentials:
 class WhileValid:
     """Ends its block as `asyncio.timeout` does: cancels the task, and recognizes its own cancellation."""
 
-    def __init__(self, among: set[WhileValid], request: Caller) -> None:
+    def __init__(self, among: set[Held], request: Caller) -> None:
         self._among, self.request = among, request
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,32 +33,65 @@ SEARCHED_ROWS = 1000  # of one page while no row is visible; every list accepts 
 HIDDEN: dict[type, Callable[[Any], HeaplineError]] = {ReplayInfo: lambda replay: ReplayNotFound(replay.name)}
 
 
+class WaitingCall:
+    """A call that waits on the broker's own future, without a task."""
+
+    __slots__ = ("_answer", "request")
+
+    def __init__(self, request: Request, answer: asyncio.Future[Any]) -> None:
+        self.request, self._answer = request, answer
+
+    def end(self, error: HeaplineError) -> None:
+        if not self._answer.done():
+            self._answer.set_exception(error.with_traceback(None))
+
+
 class Dispatcher:
     def __init__(self, broker: Broker, own: Mapping[type[Command[Any]], Handler], gate: Gate) -> None:
         self.broker, self.gate = broker, gate
         self._own = own
-        self._waiting: set[asyncio.Future[Any]] = set()
+        self._waiting: set[asyncio.Future[Any] | WaitingCall] = set()  # with a task, and without
         self._returns = OwnedTasks()  # they outlive their requests
         self.compressed = CompressedTopics(lambda topic: broker.do(GetTopic(topic)))
 
     async def run(self, command: Command[Any], request: Request, confirmation: str | None = None) -> Any:
         """Admit a command, run it and return its result."""
-        return await self.start(command, request, confirmation)
+        if _takes_steps(command):
+            return await self._run_in_steps(command, request, confirmation)
+        self.gate.admit(request, command)
+        answer = self._execute(command, request)
+        return await (self._wait(command, request, answer) if request.waits else answer)
 
     def start(self, command: Command[Any], request: Request, confirmation: str | None = None) -> Awaitable[Any]:
-        """Admit a command and start it. Return its result as an awaitable: the broker's own future where it can."""
-        facts = type(command).facts
-        if facts.lookup or facts.destroys or facts.audit is not None:
+        """Admit a command and start it. Return its result as an awaitable: the broker's own future where it can.
+
+        If the command waits, the caller must check the request's credential again when it has the result.
+        """
+        if _takes_steps(command):
             return self._run_in_steps(command, request, confirmation)
         self.gate.admit(request, command)
-        return self._wait(command, request) if request.waits else self._execute(command, request)
+        answer = self._execute(command, request)
+        if not request.waits:
+            return answer
+        if not asyncio.isfuture(answer):
+            return self._wait(command, request, answer)
+        waiting = WaitingCall(request, answer)
+        self._waiting.add(waiting)
+        self.gate.credentials.add(waiting)
+        answer.add_done_callback(partial(self._waited, waiting))
+        return answer
+
+    def _waited(self, waiting: WaitingCall, answer: asyncio.Future[Any]) -> None:
+        self._waiting.discard(waiting)
+        self.gate.credentials.discard(waiting)
 
     async def _run_in_steps(self, command: Command[Any], request: Request, confirmation: str | None) -> Any:
         facts = type(command).facts
         self.gate.admit(request, command, await self._look_up(command, request) if facts.lookup else None)
         if facts.destroys:
             await self._confirm(command, request, confirmation)
-        result = await (self._wait(command, request) if request.waits else self._execute(command, request))
+        answer = self._execute(command, request)
+        result = await (self._wait(command, request, answer) if request.waits else answer)
         if facts.audit is not None and isinstance(result, Count):
             request.count = result.count
         return result
@@ -80,8 +114,11 @@ class Dispatcher:
 
     def stop_waiting(self) -> None:
         """End the calls that only wait, because the server stops."""
-        for task in list(self._waiting):
-            task.cancel()
+        for waiting in list(self._waiting):
+            if isinstance(waiting, WaitingCall):
+                waiting.end(Stopping())
+            else:
+                waiting.cancel()
 
     # -- how a command runs ----------------------------------------------------------------------------------------
 
@@ -100,8 +137,8 @@ class Dispatcher:
             return handler(command, request)
         return self.broker.do(command, request.context())
 
-    async def _wait(self, command: Command[Any], request: Request) -> Any:
-        task: asyncio.Future[Any] = asyncio.ensure_future(self._execute(command, request))
+    async def _wait(self, command: Command[Any], request: Request, answer: Awaitable[Any]) -> Any:
+        task: asyncio.Future[Any] = asyncio.ensure_future(answer)
         self._waiting.add(task)
         try:
             with self.gate.credentials.hold(request):
@@ -172,6 +209,11 @@ class Dispatcher:
         except HeaplineError:  # the topic was deleted, and its leases with it
             return
         self._returns.spawn(_finish(answer))
+
+
+def _takes_steps(command: Command[Any]) -> bool:
+    facts = type(command).facts
+    return facts.lookup is not None or facts.destroys or facts.audit is not None
 
 
 async def _finish(answer: Awaitable[Any]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from heapline.contract.leases import Leased
 from tests.unit.engine import held_io
 from tests.unit.engine.rig import opened, settle
 
@@ -61,7 +62,9 @@ async def test_pop_cancelled_with_an_empty_result_changes_nothing(partitions: in
         pop = asyncio.create_task(rig.hl.pop("many", wait=60))
         await settle()
         (call,) = runner.turns.pops
-        call.future.set_result([])  # what a wait that is over is answered with; the one who asked has not run yet
+        call.future.set_result(
+            Leased("many")
+        )  # what a wait that is over is answered with; the one who asked has not run yet
         pop.cancel()
         with pytest.raises(asyncio.CancelledError):
             await pop

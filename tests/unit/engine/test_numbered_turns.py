@@ -210,7 +210,7 @@ class Side:
 class Twins:
     def __init__(self, partitions: int, backlog: int) -> None:
         self.sides = Side(together=True), Side(together=False)
-        self.config = {"partitions": partitions, "max_backlog": backlog}
+        self.config: dict[str, Any] = {"partitions": partitions, "max_backlog": backlog}
         self.partitions = partitions
         self.next = {"p": SHARE - 8, "q": 0}
         self.epochs = {"p": 1, "q": 1}

@@ -386,6 +386,39 @@ async def test_result_that_arrives_as_its_credential_ends_is_returned() -> None:
     assert broker.released() == [[1, 2]]
 
 
+class Futures(FakeBroker):
+    """A broker whose pops are futures that the test completes."""
+
+    def do(self, command: Any, context: Context = HERE, /) -> Any:  # type: ignore[override]
+        self.future = asyncio.get_running_loop().create_future()
+        return self.future
+
+
+@pytest.mark.parametrize("end", ["stop", "revoke", "cancel", "answer"])
+async def test_pop_that_waits_on_a_future_of_the_broker_ends_without_a_task(end: str) -> None:
+    broker = Futures()
+    rig = Rig(broker)
+    async with rig.request("Pop") as request:
+        answer: Any = rig.dispatcher.start(Pop("jobs", wait=60.0), request)
+        assert answer is broker.future
+        assert len(rig.gate.credentials) == 1
+        if end == "stop":
+            rig.dispatcher.stop_waiting()
+        elif end == "revoke":
+            rig.guard.revoked.add(ALL)
+            rig.gate.credentials.check()
+        elif end == "cancel":
+            answer.cancel()
+        else:
+            answer.set_result(leased(1))
+        outcome: Any = (await asyncio.gather(answer, return_exceptions=True))[0]
+        wanted = {"stop": Stopping, "revoke": Unauthenticated, "cancel": asyncio.CancelledError, "answer": Leased}
+        assert type(outcome) is wanted[end]
+        await steps()
+        assert len(rig.gate.credentials) == 0
+        rig.dispatcher.stop_waiting()  # it is forgotten
+
+
 @pytest.mark.parametrize("is_future", [False, True])
 async def test_leases_of_a_topic_deleted_meanwhile_need_no_return(is_future: bool, caplog: Any) -> None:
     class Deleted(FakeBroker):

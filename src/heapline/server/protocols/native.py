@@ -1,9 +1,9 @@
 """The native interface: frames over TCP or a Unix socket, as docs/wire.md specifies them.
 
 A connection is authenticated once, when it opens (and again when its client renews its credential). Each of its calls
-is a request of its own at the gate, so a revoked key is rejected at the next call. A call does not need a task: most
-commands return a future of the broker, and the answer is sent from its callback. All answers of one turn of the event
-loop are written together.
+is a request of its own at the gate, so a revoked key is rejected at the next call. Enqueues, pops and acks need no task
+on the log broker: they return a future, and the answer is sent from its callback. Feeds, other calls, and brokers that
+answer with coroutines have a task per call. All answers of one turn of the event loop are written together.
 
 Reading never stops because calls are in progress: the frames refuse calls beyond the window (wire/frames). It stops
 while a client does not read its own answers.
@@ -376,6 +376,8 @@ class NativeConnection(FrameProtocol):
             call.request.end(asyncio.CancelledError())
             return
         try:
+            if call.request.waits:  # no lease reaches a caller whose credential ended meanwhile
+                call.request.check_credential()
             body = codec.encode_result(result)
             self._frames.send_response(call.number, body, compress=self._is_compressed(call.request, len(body)))
         except Exception as error:
