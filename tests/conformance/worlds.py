@@ -39,6 +39,7 @@ from heapline.testing.memory import PATH, MemoryBroker
 from heapline.testing.memory_disk import MemoryDisk
 from tests.integration.raw_grpc import GrpcBroker
 from tests.postgres import fresh_schema, shared_url
+from tests.valkey import fresh_redis
 
 Memory = Literal["snapshot", "journal"]
 
@@ -450,11 +451,24 @@ class SqlWalWorld(SqlWorld):
         self.settings = {"wal": str(directory / "wal")}
 
 
+class SqlRedisWorld(SqlWalWorld):
+    """The same with a ready queue in Redis, which pops of up to 49 messages take from."""
+
+    modules = PATHS | {"test_retries"}
+    #: A message that returns is served after those that were prefetched meanwhile.
+    not_run: ClassVar[frozenset[str]] = frozenset({"test_expired_lease_returns_message_at_its_original_priority"})
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.settings["redis"] = fresh_redis()
+
+
 WORLDS: dict[str, Callable[[Path], World]] = {
     "embedded": EmbeddedWorld, "pure": PureWorld, "memory": MemoryWorld, "grpc": GrpcWorld, "connect": ConnectWorld,
     "http": HttpWorld,
     "native": NativeWorld,
-    "sql": SqlWorld, "sql-nodes": SqlNodesWorld, "sql-wal": SqlWalWorld, "served-sql": ServedSqlWorld,
+    "sql": SqlWorld, "sql-nodes": SqlNodesWorld, "sql-wal": SqlWalWorld, "sql-redis": SqlRedisWorld,
+    "served-sql": ServedSqlWorld,
 }  # fmt: skip
 #: Worlds of `make soak`.
 LONG_WORLDS: dict[str, Callable[[Path], World]] = {"sql-nodes-long": LongSqlNodesWorld}

@@ -24,6 +24,7 @@ import heapline
 import heapline.sql
 from tests.integration.sql_node import TOPIC, VISIBILITY
 from tests.postgres import UNSYNCED, KillablePostgres, fresh_schema, shared_url
+from tests.valkey import Valkey
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -155,6 +156,20 @@ async def test_killed_nodes_lose_nothing_and_redeliver_nothing_acked(tmp_path: P
     rig = Rig(tmp_path, shared_url(), fresh_schema(), {"k": 100} if uses_wal else {}, uses_wal)
     lines = await asyncio.to_thread(rig.run, KILLS, [])
     check(lines, Counter(await rig.drain()))
+
+
+async def test_killed_valkey_postgres_and_nodes_lose_nothing(tmp_path: Path) -> None:
+    """Pops take from the ready queue. Its server keeps a file that may be old, and is killed most often."""
+    postgres, valkey = KillablePostgres(UNSYNCED), Valkey("--appendonly", "yes")
+    try:
+        postgres.start()
+        valkey.start()
+        rig = Rig(tmp_path, postgres.url, "heapline", {"k": 100, "redis": valkey.url()}, True)
+        lines = await asyncio.to_thread(rig.run, 2 * KILLS, [valkey, valkey, postgres])
+        check(lines, Counter(await rig.drain()))
+    finally:
+        valkey.close()
+        postgres.close()
 
 
 async def test_killed_postgres_and_nodes_lose_nothing(tmp_path: Path) -> None:

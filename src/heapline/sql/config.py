@@ -16,8 +16,8 @@ from heapline.contract.errors import BadRequest
 
 #: The features of the contract that this broker has.
 FEATURES = frozenset({"queue", "schedules", "batches"})
-#: `k` of topics that MQueue's API creates: 1 as long as nothing is prefetched, then 1000 as in MQueue.
-MQUEUE_K = 1
+#: `k` of topics that MQueue's API creates: as there, many messages are prefetched.
+MQUEUE_K = 1000
 SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}\Z")
 SHARDS_MAX = 1024
 SCHEMES = ("postgresql://", "postgres://")

@@ -180,9 +180,21 @@ class Layout(NamedTuple):
         slot = str(self.open_ended)
         return statement(name, ended=f"ended_{slot}", slot=slot, **tables)
 
+    @property
+    def _live(self) -> int:
+        return self.ready_live | 1 << self.open("ready")
+
     def claim(self) -> str:
         """Return the statement that leases the best ready messages of a topic."""
-        return _claim(self.ready_live | 1 << self.open("ready"))
+        return _claim(self._live)
+
+    def take(self) -> str:
+        """Return the statement that leases certain messages of a topic, if they are among the best ones."""
+        return _take(self._live)
+
+    def best(self) -> str:
+        """Return the statement that reads the places of the best ready messages of a topic."""
+        return statement("best", candidates=_union("best_candidates", self._live))
 
 
 def ack_in(slot: int) -> str:
@@ -195,12 +207,32 @@ def of_columns(name: str, **tables: str) -> str:
     return statement(name, columns=COLUMNS, **tables)
 
 
+def _slots(live: int) -> list[str]:
+    return [str(slot) for slot in range(POP_SLOTS) if live >> slot & 1]
+
+
+def _union(name: str, live: int) -> str:
+    """Return a query on each of these slots of `ready`, as one."""
+    return "\nUNION ALL\n".join(statement(name, slot=s, ready=f"ready_{s}") for s in _slots(live))
+
+
 @lru_cache(256)
 def _claim(live: int) -> str:
-    slots = [str(slot) for slot in range(POP_SLOTS) if live >> slot & 1]
+    return _lease_from(live, _union("claim_candidates", live), "")
+
+
+@lru_cache(256)
+def _take(live: int) -> str:
+    allowed = statement("take_allowed", better=_union("take_better", live))
+    return _lease_from(live, _union("take_candidates", live), allowed)
+
+
+def _lease_from(live: int, candidates: str, allowed: str) -> str:
+    slots = _slots(live)
     return statement(
         "claim",
-        candidates="\nUNION ALL\n".join(statement("claim_candidates", slot=s, ready=f"ready_{s}") for s in slots),
+        allowed=allowed,
+        candidates=candidates,
         deletes=",\n".join(statement("claim_delete", slot=s, ready=f"ready_{s}") for s in slots),
         taken=" UNION ALL ".join(f"SELECT {COLUMNS} FROM from_{s}" for s in slots),
         slots=str(LEASE_SLOTS),

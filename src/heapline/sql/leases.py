@@ -13,11 +13,11 @@ from heapline.contract.call import Context
 from heapline.contract.check import seconds_to_ms
 from heapline.contract.columns import pack, unpack
 from heapline.contract.errors import TopicNotFound
+from heapline.sql.claims import PopCall
 from heapline.sql.handlers import handles
 from heapline.sql.home import Home
 from heapline.sql.layout import ack_in, by_slot
 from heapline.sql.node import Node
-from heapline.sql.pops import PopCall
 from heapline.sql.retries import Held, Outcomes, bury, release, retry
 from heapline.sql.settlement import acked_before, count, settle
 from heapline.sql.shard import Turn, read_config

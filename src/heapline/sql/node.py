@@ -18,10 +18,13 @@ from heapline.sql.flusher import Flusher
 from heapline.sql.home import Home
 from heapline.sql.placement import shard_of
 from heapline.sql.pops import PopQueue
+from heapline.sql.ready_queue import ReadyQueue
 from heapline.sql.redis import Redis
 from heapline.sql.shard import CLOSE_SECONDS, Name, Shard
 from heapline.sql.timekeeper import Timekeeper
 from heapline.sql.wal import Wal, WalDirectory
+
+QUEUES_MAX = 10_000  # topics whose ready queue is remembered
 
 
 class Node:
@@ -37,6 +40,7 @@ class Node:
         self.tasks = OwnedTasks()
         self._counters: dict[str, Counters] = {}  # by topic
         self._pops: dict[str, PopQueue] = {}  # by topic, while pops wait
+        self.ready_queues: dict[str, ReadyQueue] = {}  # by topic, of those that had pops
         self.scheduling = [asyncio.Lock() for _ in self.shards]  # held by the one firing or change of a schedule
         self.firings = Firings()
         self.is_open = False
@@ -124,8 +128,17 @@ class Node:
         found = self._pops.get(topic)
         if found is None:
             on_idle = partial(self._pops.pop, topic, None)
-            found = self._pops[topic] = PopQueue(home, self.tasks, self.config.poll_interval, on_idle)
+            queue = self._ready_queue(home)
+            found = self._pops[topic] = PopQueue(home, self.tasks, self.config.poll_interval, on_idle, queue)
         return found
+
+    def _ready_queue(self, home: Home) -> ReadyQueue | None:
+        topic = home.name.canonical
+        if self.redis is not None and topic not in self.ready_queues:
+            if len(self.ready_queues) >= QUEUES_MAX:
+                self.ready_queues.clear()
+            self.ready_queues[topic] = ReadyQueue(self.redis, home, self.tasks)
+        return self.ready_queues.get(topic)
 
 
 @lru_cache(8192)

@@ -1,28 +1,37 @@
 """The pops of one topic on this node. They are served in the order in which they came, together in one transaction.
 
-A pop that finds nothing waits here, in its place, until a wakeup, the next poll, or the end of its time. The leases of
-a pop whose caller has gone are released at once.
+While there is a ready queue (ready_queue.py), calls take its messages first, in transactions that run beside each other
+and beside those of other nodes. Calls that get none lease from the database, alone on the topic. A pop that finds
+nothing waits here, in its place, until a wakeup, the next poll, or the end of its time. The leases of a pop whose
+caller has gone are released at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from time import perf_counter
 from typing import Any
 
-import msgspec
-
-from heapline.contract.columns import pack
-from heapline.contract.errors import BadRequest, HeaplineError, ResourceExhausted
-from heapline.contract.leases import Leased, LeasedMessages
-from heapline.core.ids import unix_ms_of
+from heapline.contract.errors import HeaplineError
+from heapline.contract.leases import Leased
 from heapline.logs import Log
 from heapline.owned_tasks import OwnedTasks
+from heapline.sql.claims import (
+    TRIES,
+    PopCall,
+    claim_best,
+    exclusive_names,
+    lease,
+    leased_messages,
+    place_of,
+    take_entries,
+)
 from heapline.sql.home import Home
-from heapline.sql.layout import Place, by_slot
+from heapline.sql.layout import by_slot
+from heapline.sql.ready_queue import ReadyQueue
 from heapline.sql.retries import Held, release
 from heapline.sql.settlement import settle
 from heapline.sql.shard import Topic, Turn
@@ -30,28 +39,21 @@ from heapline.sql.statements import statement
 
 log = Log("heapline.sql")
 CALLS_PER_TRANSACTION = 64
-_decode_headers = msgspec.msgpack.Decoder(dict[str, str]).decode
-
-
-@dataclass(slots=True, eq=False)
-class PopCall:
-    max_messages: int
-    max_bytes: int
-    visibility: float | None
-    holder: bytes | None
-    request: bytes | None
-    waits: bool
-    leases_max: int | None
-    began: float
-    future: asyncio.Future[Leased] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    rows: list[Any] = field(default_factory=list)
-    taken: Place | None = None  # the last message that a claim took, and with it all better ones
-    error: HeaplineError | None = None  # why it got nothing; raised unless it waits
+TAKES_MAX = 4  # transactions at a time that take from the ready queue of one topic
 
 
 class PopQueue:
-    def __init__(self, home: Home, tasks: OwnedTasks, poll_interval: float, on_idle: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        home: Home,
+        tasks: OwnedTasks,
+        poll_interval: float,
+        on_idle: Callable[[], object],
+        ready_queue: ReadyQueue | None,
+    ) -> None:
         self._home, self._tasks, self._poll_interval, self._on_idle = home, tasks, poll_interval, on_idle
+        self._ready_queue = ready_queue  # None: without Redis
+        self._takes = 0  # transactions that take from it now
         self._calls: list[PopCall] = []
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -113,18 +115,40 @@ class PopQueue:
             return
 
     async def _turn(self) -> None:
-        calls, has_more = list(self._calls), True
+        calls, has_more = [call for call in self._calls if not call.is_taking], True
+        queue = self._ready_queue
+        fresh = [call for call in calls if call.tries_left]
+        if queue is not None and fresh and await queue.has_entries(fresh[0].max_messages):
+            self._take_beside(queue, fresh)
+            calls = [call for call in calls if not call.tries_left]
         for start in range(0, len(calls), CALLS_PER_TRANSACTION):
-            has_more = await self._serve(calls[start : start + CALLS_PER_TRANSACTION], has_more)
+            some = calls[start : start + CALLS_PER_TRANSACTION]
+            has_more = await self._serve(some, self._lease(some, has_more))
 
-    async def _serve(self, calls: list[PopCall], has_more: bool) -> bool:
-        """Serve calls in one transaction, then answer them. Return whether there may be more messages."""
-        shard, began = self._home.shard, perf_counter()
-        epoch = shard.floors.epoch
+    def _take_beside(self, queue: ReadyQueue, calls: list[PopCall]) -> None:
+        """Serve calls from the ready queue in the background. Those that are too many wait until a take ends."""
+        while calls and self._takes < TAKES_MAX:
+            sums = accumulate(call.max_messages for call in calls[:CALLS_PER_TRANSACTION])
+            count = max(1, sum(queue.serves(total) for total in sums))
+            some, calls = calls[:count], calls[count:]
+            self._takes += 1
+            for call in some:
+                call.is_taking = True
+            self._tasks.spawn(self._take_and_wake(queue, some))
+
+    async def _take_and_wake(self, queue: ReadyQueue, calls: list[PopCall]) -> None:
         try:
-            await self._home.flush()
-            serve = partial(_lease, home=self._home, calls=calls, has_more=has_more)
-            turn, has_more = await shard.in_topic(self._home.name, serve)
+            await self._serve(calls, self._take(queue, calls))
+        finally:
+            self._takes -= 1
+            for call in calls:
+                call.is_taking = False
+            self._woken.set()
+
+    async def _serve(self, calls: list[PopCall], transaction: Awaitable[bool]) -> bool:
+        """Run a transaction that serves calls. Return whether there may be more messages."""
+        try:
+            return await transaction
         except Exception as error:
             for call in calls:
                 if not call.future.done():
@@ -132,17 +156,55 @@ class PopQueue:
             if not isinstance(error, HeaplineError):
                 log.exception("pop failed", topic=self._home.name.canonical)
             return False
-        unwanted: list[Any] = []
+
+    async def _take(self, queue: ReadyQueue, calls: list[PopCall]) -> bool:
+        """Serve calls from the ready queue, in one transaction."""
+        began = perf_counter()
+        entries = await queue.pop(sum(call.max_messages for call in calls))
+        if not entries:
+            for call in calls:
+                call.tries_left = 0
+            return True
         for call in calls:
+            call.entries, entries = entries[: call.max_messages], entries[call.max_messages :]
+        alone = {name for call in calls for name in exclusive_names(call)}
+        serve = partial(lease, home=self._home, calls=calls, claim=take_entries)
+        turn, _ = await self._home.shard.share_topic(self._home.name, serve, alone)
+        queue.learn(turn.topic)
+        served = [call for call in calls if call.rows]
+        for call in calls:
+            call.tries_left = call.tries_left - 1 if call.error is None else 0
+        await queue.taken(len(served))
+        await self._answer_all(served, turn.topic, began)
+        return True
+
+    async def _lease(self, calls: list[PopCall], has_more: bool) -> bool:
+        """Serve calls from the database, in one transaction. Return whether there may be more messages."""
+        shard, began = self._home.shard, perf_counter()
+        epoch = shard.floors.epoch
+        await self._home.flush()
+        serve = partial(lease, home=self._home, calls=calls, claim=claim_best, has_more=has_more)
+        turn, has_more = await shard.in_topic(self._home.name, serve)
+        for call in calls:
+            call.tries_left = TRIES
             if call.taken is not None:
                 shard.floors.raise_to(turn.topic.id, turn.layout.turns, call.taken, epoch)
+        if self._ready_queue is not None:
+            self._ready_queue.learn(turn.topic)
+            if has_more and self._ready_queue.serves(calls[0].max_messages):
+                self._ready_queue.leased([place_of(row) for call in calls for row in call.rows])
+        await self._answer_all(calls, turn.topic, began)
+        return has_more
+
+    async def _answer_all(self, calls: Sequence[PopCall], topic: Topic, began: float) -> None:
+        unwanted: list[Any] = []
+        for call in calls:
             if call.future.done():
                 unwanted += call.rows
             else:
-                self._answer(call, turn.topic, began)
+                self._answer(call, topic, began)
         if unwanted:
             await self._give_back(unwanted)  # before the next turn, whose calls are to find them
-        return has_more
 
     def _answer(self, call: PopCall, topic: Topic, began: float) -> None:
         if call.rows:
@@ -180,98 +242,3 @@ class PopQueue:
         except HeaplineError as error:
             log.warning("leases not released; they will expire", error=str(error), count=len(rows))
         self._home.wake()
-
-
-async def _lease(turn: Turn, home: Home, calls: Sequence[PopCall], has_more: bool) -> tuple[Turn, bool]:
-    """Lease messages to these calls, in order. Return whether there may be more."""
-    has_more = has_more and not turn.topic.is_paused
-    for call in calls:
-        call.rows, call.error, call.taken = [], None, None
-        if call.future.done():
-            continue
-        if call.request is not None:
-            rows = await turn.connection.fetch(statement("leases_of_request"), turn.topic.id, call.request)
-            call.rows = in_order(rows)
-        if has_more and not call.rows:
-            # If one call finds nothing, those behind it get nothing: a message that arrives now is for the first.
-            has_more = await _claim(turn, home, call)
-    return turn, has_more
-
-
-async def _claim(turn: Turn, home: Home, call: PopCall) -> bool:
-    """Lease messages to a call. Return whether there may be more."""
-    longest = turn.topic.config.lease_max
-    if call.visibility is not None and call.visibility > longest:
-        text = f"visibility must be at most the topic's lease_max of {longest} seconds, got {call.visibility}"
-        call.waits, call.error = False, BadRequest(text)
-        return True
-    room, call.error = await _room(turn, call)
-    if room < 1:
-        return True
-    floors = home.shard.floors.of(turn.topic.id, turn.layout.turns)
-    rows = await turn.connection.fetch(
-        turn.layout.claim(),
-        turn.topic.id,
-        turn.now,
-        min(call.max_messages, room),
-        call.max_bytes,
-        call.holder,
-        call.request,
-        _visibility_ms(call, turn.topic),
-        *zip(*floors, strict=True),
-    )
-    call.rows = in_order(rows)
-    if rows:
-        call.taken = Place(*(call.rows[-1][name] for name in Place._fields))
-    return bool(rows)
-
-
-def _visibility_ms(call: PopCall, topic: Topic) -> int:
-    config = topic.config
-    seconds = config.visibility_default if call.visibility is None else call.visibility
-    return max(1, round(seconds * 1000))
-
-
-async def _room(turn: Turn, call: PopCall) -> tuple[int, ResourceExhausted | None]:
-    """Return how many messages the limits leave for a call, and why there are none."""
-    room, error = call.max_messages, None
-    limit = turn.topic.config.max_inflight
-    if limit:
-        leased = await turn.connection.fetchval(statement("count_leases"), turn.topic.id)
-        room = min(room, limit - leased)
-        if room < 1:
-            # An empty topic is just empty, however many messages are leased.
-            if await turn.connection.fetchval(statement("has_ready"), turn.topic.id, turn.now):
-                error = ResourceExhausted(f"max_inflight of topic {turn.topic.name!r}", limit)
-            return room, error
-    if call.leases_max is not None:
-        holder = call.holder or b""
-        held = await turn.connection.fetchval(
-            statement("count_leases_of_holder"), turn.topic.id, holder, call.leases_max
-        )
-        room = min(room, call.leases_max - held)
-        if room < 1:
-            what = f"leases of consumer {holder.decode()!r} on topic {turn.topic.name!r}"
-            error = ResourceExhausted(what, call.leases_max)
-    return room, error
-
-
-def in_order(rows: Sequence[Any]) -> list[Any]:
-    return sorted(rows, key=lambda row: (row["key"], row["due"], row["id"]))
-
-
-def leased_messages(rows: Sequence[Any]) -> LeasedMessages:
-    names = [None if row["name"] is None else row["name"].decode() for row in rows]
-    headers = [None if row["headers"] is None else _decode_headers(row["headers"]) for row in rows]
-    ids = [row["id"] for row in rows]
-    return LeasedMessages(
-        pack(ids),
-        pack([row["token"] for row in rows]),
-        [row["payload"] for row in rows],
-        pack([row["priority"] for row in rows]),
-        pack([row["attempts"] for row in rows], "B"),
-        pack([unix_ms_of(id) for id in ids]),
-        pack([row["until"] for row in rows]),
-        keys=names if any(names) else None,
-        headers=headers if any(headers) else None,
-    )

@@ -53,6 +53,21 @@ def rate_key(namespace: str) -> str:
     return f"mqueue:rate:{namespace}"
 
 
+def queue_key(shard: int, topic: int) -> str:
+    """Return the key of the ready queue of a topic, given its incarnation: the places of its best messages."""
+    return f"mqueue:queue:{shard}:{topic}"
+
+
+def popped_key(shard: int, topic: int) -> str:
+    """Return the key of the entries that were popped from a topic's ready queue a short time ago."""
+    return f"mqueue:popped:{shard}:{topic}"
+
+
+def filling_key(shard: int, topic: int) -> str:
+    """Return the key that exists while a node fills the ready queue of a topic."""
+    return f"mqueue:filling:{shard}:{topic}"
+
+
 class Redis:
     """Commands to Redis, behind a circuit breaker."""
 

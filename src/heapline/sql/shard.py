@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import lru_cache
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
@@ -383,6 +383,17 @@ class Shard:
         """Keep the rings from turning until the transaction ends, and read how far they have turned."""
         await connection.execute(statement("lock_rings", rings=self._rings_lock))
         return await self.read_layout(connection)
+
+    async def share_topic(self, name: Name, work: Work[T], alone: Iterable[str]) -> T:
+        """Run `work` in a transaction on a topic, beside others that share it, but alone with certain names of it."""
+
+        async def turn(connection: asyncpg.Connection) -> T:
+            return await work(await self.enter(connection, name))
+
+        topic = self.lock_key(name)
+        others = sorted(lock_key(f"{topic} {one}") for one in alone)
+        values = {"rings": self._rings_lock, "topic": str(topic), "others": ",".join(map(str, others))}
+        return await self.run(turn, begin=fill(all_blocks()["begin_shared"], values))
 
     async def read_layout(self, connection: asyncpg.Connection) -> Layout:
         """Read the time, and how far the rings have turned."""

@@ -3,13 +3,38 @@
   WHERE topic = $1 AND (key, due, id) > (($8::bigint[])[{slot} + 1], ($9::bigint[])[{slot} + 1], ($10::bigint[])[{slot} + 1])
     AND (expires IS NULL OR expires > $2) ORDER BY topic, key, due, id LIMIT $3)
 
+-- name: take_candidates
+(SELECT {slot}::smallint AS slot, ctid AS place, key, due, id, octet_length(payload) AS size FROM {ready}
+  WHERE topic = $1 AND id = ANY ($11::bigint[]) AND (key, due, id) <= ($13, $14, $15)
+    AND (expires IS NULL OR expires > $2) AND (SELECT ok FROM allowed))
+
+-- name: take_allowed
+-- Whether fewer than $12 messages are ready before the worst one that is to be taken, besides those that are taken too.
+allowed AS MATERIALIZED (
+    SELECT count(*) < $12 AS ok FROM (SELECT FROM ({better}) AS ahead LIMIT $12) AS counted_ahead
+),
+
+-- name: take_better
+(SELECT FROM {ready} WHERE topic = $1 AND id <> ALL ($11::bigint[]) AND (key, due, id) < ($13, $14, $15)
+    AND (key, due, id) > (($8::bigint[])[{slot} + 1], ($9::bigint[])[{slot} + 1], ($10::bigint[])[{slot} + 1])
+  ORDER BY topic, key, due, id LIMIT $12)
+
+-- name: best
+SELECT key, due, id FROM ({candidates}) AS candidates ORDER BY key, due, id LIMIT $3;
+
+-- name: best_candidates
+(SELECT key, due, id FROM {ready}
+  WHERE topic = $1 AND (key, due, id) > (($4::bigint[])[{slot} + 1], ($5::bigint[])[{slot} + 1], ($6::bigint[])[{slot} + 1])
+    AND (expires IS NULL OR expires > $2) ORDER BY topic, key, due, id LIMIT $3)
+
 -- name: claim_delete
 from_{slot} AS (
     DELETE FROM {ready} WHERE ctid = ANY (ARRAY(SELECT place FROM best WHERE slot = {slot})) RETURNING *
 )
 
 -- name: claim
-WITH best AS MATERIALIZED (
+WITH {allowed}
+best AS MATERIALIZED (
     SELECT slot, place FROM (
         SELECT slot, place, row_number() OVER ranked AS n, sum(size) OVER ranked AS bytes
         FROM ({candidates}) AS candidates

@@ -8,6 +8,11 @@ BEGIN; SELECT pg_advisory_xact_lock({lock}); SELECT pg_advisory_xact_lock_shared
 -- name: lock_rings
 SELECT pg_advisory_xact_lock_shared({rings});
 
+-- name: begin_shared
+-- With others that share the topic, and alone with the other locks, which are in ascending order.
+BEGIN; SELECT pg_advisory_xact_lock_shared({topic}); SELECT pg_advisory_xact_lock(n) FROM unnest(ARRAY[{others}]::bigint[]) AS n;
+SELECT pg_advisory_xact_lock_shared({rings});
+
 -- name: begin_alone
 BEGIN; SET LOCAL lock_timeout = '50ms'; SELECT pg_advisory_xact_lock({rings});
 
