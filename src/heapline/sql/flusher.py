@@ -63,7 +63,8 @@ class Flusher:
         self._reopen_at = 0  # boot ms
         self.mark = 0  # the last unit that is known to be in the database
         self.failures_total = 0
-        wal.on_durable = self._work.set
+        self._behind_since: int | None = None  # boot ms; None: the database has everything
+        wal.on_durable = self._on_durable
 
     async def open(self) -> None:
         """Open the log at the database's mark, and start flushing what is above it."""
@@ -75,6 +76,7 @@ class Flusher:
         await self._wal.open(self.mark)
         self._replay_end = self._wal.durable
         if self.lag:
+            self._behind_since = self._clock.boot_ms()
             log.info("replaying the write-ahead log", shard=self._shard.index, units=self.lag)
         self._marks.append((self._clock.boot_ms(), self.mark))
         self._tasks.spawn(self._forever())
@@ -95,6 +97,16 @@ class Flusher:
     def lag(self) -> int:
         """Units in the log that are not known to be in the database."""
         return self._wal.durable - self.mark
+
+    @property
+    def lag_ms(self) -> int:
+        """For how many milliseconds the oldest unit has waited for its flush, at most; 0 if there is none."""
+        return 0 if self._behind_since is None else self._clock.boot_ms() - self._behind_since
+
+    def _on_durable(self) -> None:
+        if self._behind_since is None:
+            self._behind_since = self._clock.boot_ms()
+        self._work.set()
 
     def appended(self, topic: str, unit: int) -> None:
         """Record that a unit has messages of a topic."""
@@ -137,9 +149,11 @@ class Flusher:
             try:
                 self._work.clear()
                 await self._reopen()
+                began = self._clock.boot_ms()
                 await self._flush(await self._wal.after(self.mark))
                 self._wake_waiting()
-                if self.mark >= self._wal.durable:
+                self._behind_since = began if self.lag > 0 else None
+                if self.lag <= 0:
                     await self._sleep()
             except (HeaplineError, OSError, asyncpg.PostgresError) as error:
                 self._wal.is_refused |= isinstance(error, JournalCorrupt)

@@ -15,6 +15,7 @@ from heapline.core.latency import Tally
 from heapline.logs import Log
 from heapline.sql.counters import Counters
 from heapline.sql.node import Node
+from heapline.sql.redis import RedisDown
 from heapline.sql.shard import Name, Shard
 from heapline.sql.statements import statement
 
@@ -42,8 +43,18 @@ class Depths:
         if monotonic() - self._read_at >= DEPTH_SECONDS:
             self._read_at = monotonic()
             shares = await asyncio.gather(*(_depths(shard) for shard in self._node.shards))
-            self._rows = [row for share in shares for row in share]
+            self._rows = [row for share in shares for row in share] + await self._prefetched()
         return self._rows
+
+    async def _prefetched(self) -> list[Row]:
+        """Return the depth of the ready queues that this node has used."""
+        rows = []
+        try:
+            for topic, queue in list(self._node.ready_queues.items()):
+                rows.append(Row("prefetched", (topic,), await queue.depth()))
+        except RedisDown:
+            return []
+        return rows
 
 
 async def _depths(shard: Shard) -> list[Row]:
@@ -78,6 +89,14 @@ def rows_of(node: Node, depths: list[Row]) -> list[Row]:
             Row("shard_commits_total", (label,), shard.commits_total),
             Row("shard_commit_latency_ms", (label,), shard.commits.tally()),
         ]
+    for index, buffer in enumerate(node.buffers):
+        if buffer is not None:
+            flusher = buffer.flusher
+            rows += [
+                Row("wal_unflushed_units", (str(index),), flusher.lag),
+                Row("wal_flush_failures_total", (str(index),), flusher.failures_total),
+                Row("wal_flush_lag_ms", (str(index),), flusher.lag_ms),
+            ]
     if node.redis is not None:
         rows += [
             Row("redis_up", (), int(node.redis.is_up)),

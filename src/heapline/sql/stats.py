@@ -15,12 +15,14 @@ import numpy as np
 
 from heapline.contract import topics
 from heapline.contract.call import Context, Page, read_page
+from heapline.contract.config import TopicConfig
 from heapline.contract.errors import TopicNotFound
 from heapline.contract.message import (
     DepthBucket,
     DueBucket,
     LatencyHistogram,
     PartitionStats,
+    SpineStats,
     TopicStats,
 )
 from heapline.core.depth_histogram import DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS, scaled
@@ -30,6 +32,7 @@ from heapline.core.order import Ordering
 from heapline.sql.handlers import handles
 from heapline.sql.home import Home
 from heapline.sql.node import Node
+from heapline.sql.ready_queue import depth_of
 from heapline.sql.rings import slot_sizes
 from heapline.sql.shard import Turn
 from heapline.sql.statements import statement
@@ -57,6 +60,7 @@ async def stats(node: Node, command: topics.Stats, context: Context) -> TopicSta
             row["oldest"] = await connection.fetchval(statement("oldest_ready"), turn.topic.id, SAMPLE_ROWS)
         if row["leased"]:
             row["ends"] = await connection.fetchval(statement("first_lease_end"), turn.topic.id, SAMPLE_ROWS)
+        row["has_wal"] = home.buffer is not None or await connection.fetchval(statement("has_flushed"))
         row["prepared"] = await connection.fetchval(statement("count_prepared"), turn.topic.id)
     return _stats(home, turn, row, depths, dues)
 
@@ -129,6 +133,7 @@ def _stats(home: Home, turn: Turn, row: dict[str, Any], depths: list[int], dues:
         lease_timeouts_total=counters.timeouts,
         dead_total=counters.dead,
         expired_total=counters.expired,
+        spine=_spine(topic.config, row["has_wal"], counts["ready"]),
         oldest_ready_age=age,
         depth_by_priority=[DepthBucket(*bucket) for bucket in buckets if bucket[2]],
         due_histogram=[DueBucket(*bucket) for bucket in zip((*DUE_WITHIN, None), dues, strict=True)],
@@ -138,6 +143,22 @@ def _stats(home: Home, turn: Turn, row: dict[str, Any], depths: list[int], dues:
             "pop": _histogram(counters.pop),
             "commit": _histogram(shard.commits),
         },
+    )
+
+
+def _spine(config: TopicConfig, has_wal: bool, ready: int) -> SpineStats:
+    """Messages in a write-ahead log of any node are passed over, however many they are, so there is no bound then."""
+    uses_wal = has_wal and config.k > 1 and not config.max_backlog
+    return SpineStats(
+        strategy="best_first",
+        k=config.k,
+        bound=None if uses_wal else depth_of(config) + 1,
+        partitions=1,
+        available=1,
+        candidates=int(ready > 0),
+        updates_total=0,
+        selections_total=0,
+        refusals_total=0,
     )
 
 

@@ -116,6 +116,10 @@ SQL_FAMILIES = (
     Family("shard_connections", "gauge", ("shard", "state"), "Connections of this node to the shard: used or idle."),
     Family("shard_commits_total", "counter", ("shard",), "Transactions of this node that the shard committed."),
     Family("redis_up", "gauge", (), "1 if Redis answers; 0 while this node continues without it."),
+    Family("prefetched", "gauge", ("topic",), "Messages in the ready queue, for topics that this node has popped."),
+    Family("wal_unflushed_units", "gauge", ("shard",), "Writes of the write-ahead log that are not in Postgres."),
+    Family("wal_flush_lag_ms", "gauge", ("shard",), "How long the oldest of these has waited; 0 without any."),
+    Family("wal_flush_failures_total", "counter", ("shard",), "Flushes of the write-ahead log that failed."),
     Family("redis_failures_total", "counter", (), "Times that Redis went down."),
     Family("shard_commit_latency_ms", "histogram", ("shard",), "Transactions of this node, from begin to commit."),
 )  # fmt: skip

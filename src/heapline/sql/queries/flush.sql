@@ -6,6 +6,9 @@ SELECT coalesce((SELECT max(upto) FROM flushed WHERE wal = $1), 0) AS mark, cloc
 -- name: upsert_wal_owner
 INSERT INTO wal_owners (wal, owner) VALUES ($1, $2) ON CONFLICT (wal) DO UPDATE SET owner = excluded.owner;
 
+-- name: has_flushed
+SELECT EXISTS (SELECT FROM flushed);
+
 -- name: insert_mark
 INSERT INTO flushed (wal, upto, at) VALUES ($1, $2, $3);
 
