@@ -54,7 +54,7 @@ async def produce(hl: heapline.Broker, record: Record, seed: int) -> None:
         record.write("enqueued", tags, [r.id for r in results])
 
 
-async def consume(hl: heapline.Broker, record: Record, seed: int) -> None:
+async def consume(hl: Any, record: Record, seed: int) -> None:
     rng = random.Random(seed)
     while True:
         began = time.monotonic()
@@ -64,6 +64,7 @@ async def consume(hl: heapline.Broker, record: Record, seed: int) -> None:
             await asyncio.sleep(0.05)
             continue
         record.write("popped", [[m.payload.decode(), m.id, m.token, m.deadline.timestamp()] for m in messages], began)
+        record.write("prefetched", hl.node.counters(TOPIC).prefetched)
         kept = [m for m in messages if rng.random() < 0.9]  # the other leases run out
         record.write("asks ack", [m.payload.decode() for m in kept])
         try:

@@ -166,6 +166,7 @@ async def test_killed_valkey_postgres_and_nodes_lose_nothing(tmp_path: Path) -> 
         valkey.start()
         rig = Rig(tmp_path, postgres.url, "heapline", {"k": 100, "redis": valkey.url()}, True)
         lines = await asyncio.to_thread(rig.run, 2 * KILLS, [valkey, valkey, postgres])
+        assert max(facts[0] for kind, *facts in lines if kind == "prefetched") > 0, "nothing was prefetched"
         check(lines, Counter(await rig.drain()))
     finally:
         valkey.close()

@@ -169,7 +169,10 @@ async def test_bound_is_none_while_a_node_has_a_log(nodes: list[Any], tmp_path: 
 
 async def test_metrics_show_how_many_are_prefetched(nodes: list[Any]) -> None:
     await prefetch(nodes[0])
-    assert ("prefetched", ("jobs",), MESSAGES) in await nodes[0].metric_rows()
+    assert len(await nodes[0].pop("jobs", 3)) == 3
+    rows = await nodes[0].metric_rows()
+    assert ("prefetched", ("jobs",), MESSAGES - 3) in rows
+    assert ("prefetched_total", ("jobs",), 3) in rows
 
 
 async def test_killed_redis_costs_only_speed() -> None:

@@ -119,6 +119,7 @@ def _totals(counters: Counters) -> dict[str, int | Tally]:
         "enqueued_total": counters.enqueued,
         "duplicates_total": counters.duplicates,
         "leased_total": counters.leased,
+        "prefetched_total": counters.prefetched,
         "acked_total": counters.acked,
         "nacked_total": counters.nacked,
         "lease_timeouts_total": counters.timeouts,

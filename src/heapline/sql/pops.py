@@ -174,6 +174,7 @@ class PopQueue:
         served = [call for call in calls if call.rows]
         for call in calls:
             call.tries_left = call.tries_left - 1 if call.error is None else 0
+        self._home.counters.prefetched += sum(len(call.rows) for call in served)
         await queue.taken(len(served))
         await self._answer_all(served, turn.topic, began)
         return True

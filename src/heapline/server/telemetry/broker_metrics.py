@@ -117,6 +117,7 @@ SQL_FAMILIES = (
     Family("shard_commits_total", "counter", ("shard",), "Transactions of this node that the shard committed."),
     Family("redis_up", "gauge", (), "1 if Redis answers; 0 while this node continues without it."),
     Family("prefetched", "gauge", ("topic",), "Messages in the ready queue, for topics that this node has popped."),
+    Family("prefetched_total", "counter", ("topic",), "Messages that this node leased through the ready queue."),
     Family("wal_unflushed_units", "gauge", ("shard",), "Writes of the write-ahead log that are not in Postgres."),
     Family("wal_flush_lag_ms", "gauge", ("shard",), "How long the oldest of these has waited; 0 without any."),
     Family("wal_flush_failures_total", "counter", ("shard",), "Flushes of the write-ahead log that failed."),
