@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -154,6 +155,31 @@ async def test_slow_statement_does_not_open_the_circuit(monkeypatch: pytest.Monk
             while pings < 3:
                 await connection.execute("SELECT pg_sleep(0.1)")
         assert shard.is_up
+
+
+async def test_call_that_is_cancelled_while_its_connections_end_stays_cancelled() -> None:
+    async with heapline.sql.open([shared_url()], schema=fresh_schema()) as hl:
+        shard, working = hl.node.shards[0], asyncio.Event()
+
+        async def work(connection: Any) -> None:
+            working.set()
+            await connection.execute("SELECT pg_sleep(60)")
+
+        for run in (shard.run, partial(in_connection, shard)):
+            while not shard.is_up:  # noqa: ASYNC110 - nothing reports it
+                await asyncio.sleep(0.01)
+            working.clear()
+            task = asyncio.create_task(run(work))
+            await working.wait()
+            await shard._cut()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+
+async def in_connection(shard: Any, work: Callable[[Any], Awaitable[None]]) -> None:
+    async with shard.connection() as connection:
+        await work(connection)
 
 
 async def test_node_continues_when_its_connections_were_cut() -> None:

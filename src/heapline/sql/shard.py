@@ -287,12 +287,15 @@ class Shard:
                 pool, connection = self._pool, await self._acquire()
                 try:
                     yield connection
-                except TimeoutError:
-                    connection.terminate()  # else its release would wait until the statement is cancelled
-                    raise
-                finally:
-                    if not connection.is_closed():
+                except Exception as error:
+                    if isinstance(error, TimeoutError):
+                        _terminate(connection)  # else its release would wait until the statement is cancelled
+                    if not isinstance(error, _UNREACHABLE):
                         self.circuit.answered()
+                    raise
+                else:
+                    self.circuit.answered()
+                finally:
                     await pool.release(connection)
 
     async def _acquire(self) -> Any:
@@ -444,6 +447,11 @@ async def _roll_back(connection: asyncpg.Connection) -> None:
     try:
         await connection.execute(statement("rollback"), timeout=ROLLBACK_SECONDS)
     except (*_UNREACHABLE, asyncpg.PostgresError):
+        _terminate(connection)
+
+
+def _terminate(connection: asyncpg.Connection) -> None:
+    with contextlib.suppress(asyncpg.InterfaceError):  # all connections of its pool were ended before
         connection.terminate()
 
 
