@@ -1,8 +1,10 @@
 """A node of the Postgres broker that works until it is killed, and records what it was told.
 
-Run as a program: `python -m tests.integration.sql_node URL SCHEMA RECORD SEED SETTINGS`. SETTINGS are further settings
-of the node and `k` of the topic, in JSON. Each line of the record is one JSON list. Lines that begin with "asks" are
-written before a call, the others after its answer. A killed process loses nothing that it has written to the file.
+Run as a program: `python -m tests.integration.sql_node URL SCHEMA RECORD SEED SETTINGS`. SETTINGS are in JSON: further
+settings of the node, `k` of the topic, and `repeats` (batches with keys that its predecessor has sent).
+
+Each line of the record is one JSON list. Lines that begin with "asks" are written before a call, the others after its
+answer. A killed process loses nothing that it has written to the file.
 """
 
 from __future__ import annotations
@@ -35,23 +37,32 @@ async def produce(hl: heapline.Broker, record: Record, seed: int) -> None:
     rng = random.Random(seed)
     for number in range(1 << 30):
         tags = [f"{seed}.{number}.{i}" for i in range(rng.randint(1, 20))]
-        record.write("asks enqueue", tags)
-        has_keys = rng.random() < 0.3
-        messages = [
-            heapline.Outgoing(
-                tag.encode(),
-                priority=rng.randrange(100),
-                delay=0.2 if rng.random() < 0.2 else None,
-                idempotency_key=tag if has_keys else None,
-            )
-            for tag in tags
-        ]
+        has_keys = rng.random() < 0.5
+        record.write("asks enqueue", tags, has_keys)
+        await enqueue(hl, record, rng, tags, has_keys)
+
+
+async def enqueue(hl: heapline.Broker, record: Record, rng: random.Random, tags: list[str], has_keys: bool) -> None:
+    """Enqueue messages. Those with keys are repeated until they are acknowledged."""
+    messages = [
+        heapline.Outgoing(
+            tag.encode(),
+            priority=rng.randrange(100),
+            delay=0.2 if rng.random() < 0.2 else None,
+            idempotency_key=tag if has_keys else None,
+        )
+        for tag in tags
+    ]
+    while True:
         try:
             results = await hl.enqueue_batch(TOPIC, messages)
         except heapline.UnavailableError:  # the outcome is unknown
             await asyncio.sleep(0.05)
-            continue
+            if has_keys:
+                continue
+            return
         record.write("enqueued", tags, [r.id for r in results])
+        return
 
 
 async def consume(hl: Any, record: Record, seed: int) -> None:
@@ -78,10 +89,12 @@ async def consume(hl: Any, record: Record, seed: int) -> None:
 
 
 async def main(url: str, schema: str, path: str, seed: int, settings: dict[str, Any]) -> None:
-    record, k = Record(path), settings.pop("k", 1)
+    record, k, repeats = Record(path), settings.pop("k", 1), settings.pop("repeats", [])
     async with heapline.sql.open([url], schema=schema, node_lease=5.0, **settings) as hl:
         await hl.create_topic(TOPIC, backoff=BACKOFF, max_retries_default=250, k=k)
         record.write("open")
+        for tags in repeats:
+            await enqueue(hl, record, random.Random(seed), tags, True)
         async with asyncio.TaskGroup() as tasks:
             for i in range(2):
                 tasks.create_task(produce(hl, record, seed * 10 + i))

@@ -105,7 +105,8 @@ class Story:
         self.acknowledged: set[bytes] = set()
         self.asked_to_ack: set[bytes] = set()
         self.acked: set[bytes] = set()
-        self.keys: dict[str, bytes] = {}
+        self.keyed: list[bytes] = []  # those with idempotency keys, which are their payloads
+        self.ids: dict[bytes, int] = {}  # under which those were acknowledged
 
     async def live(self, plan: dict[str, Any], config: dict[str, Any]) -> None:
         node = await open_node(self.disk, wal="/wal", **config)
@@ -125,11 +126,17 @@ class Story:
     async def enqueue(self, node: Any, count: int, has_keys: bool) -> None:
         tags = [b"%d" % (len(self.asked) + n) for n in range(count)]
         self.asked |= set(tags)
+        if has_keys:
+            self.keyed += tags
+            tags = self.keyed[-2 * count :]  # earlier ones, whose outcome may be unknown, are repeated
         batch = [
             Outgoing(t, priority=self.rng.randrange(3), idempotency_key=t.decode() if has_keys else None) for t in tags
         ]
-        await node.enqueue_batch(self.topic, batch)
+        results = await node.enqueue_batch(self.topic, batch)
         self.acknowledged |= set(tags)
+        if has_keys:
+            for tag, result in zip(tags, results, strict=True):
+                assert self.ids.setdefault(tag, result.id) == result.id, "a key counted twice"
 
     async def take(self, node: Any, count: int, acks: bool) -> None:
         messages = await node.pop(self.topic, count, visibility=VISIBILITY)

@@ -1,7 +1,8 @@
 """`kill -9` of nodes of the Postgres broker, two at a time, each with its own record of what it was told.
 
 At the end everything that is left is popped: nothing that was answered is lost, nothing that was acked comes again,
-and no message was held by two at once.
+and no message was held by two at once. A node repeats the last batches with idempotency keys of its predecessor: they
+count once, under the ids of the first time.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests.valkey import Valkey
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 NODES, KILLS, SEED = 2, 6, 18
+REPEATS = 20  # batches
 PATIENCE = 60.0  # seconds for a node to open on a busy machine
 
 
@@ -39,6 +41,7 @@ class Rig:
         self.place, self.url, self.schema, self._settings, self._uses_wal = place, url, schema, settings, uses_wal
         self.records: list[Path] = []
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}  # by seat
+        self._last: dict[int, Path] = {}  # the newest record of each seat
 
     def settings(self, seat: int) -> dict[str, Any]:
         return {**self._settings, "wal": str(self.place / f"wal-{seat}")} if self._uses_wal else self._settings
@@ -47,13 +50,22 @@ class Rig:
         number = len(self.records)
         record = self.place / f"{number}.jsonl"
         self.records.append(record)
-        arguments = [self.url, self.schema, str(record), str(number + 1), json.dumps(self.settings(seat))]
+        settings = {**self.settings(seat), "repeats": self._keyed(seat)}
+        self._last[seat] = record
+        arguments = [self.url, self.schema, str(record), str(number + 1), json.dumps(settings)]
         command = [sys.executable, "-m", "tests.integration.sql_node", *arguments]
         child = self.nodes[seat] = subprocess.Popen(command, cwd=ROOT)
         deadline = time.monotonic() + PATIENCE
         while not (record.exists() and record.stat().st_size) and time.monotonic() < deadline:
             self.check(child)
             time.sleep(0.02)
+
+    def _keyed(self, seat: int) -> list[list[str]]:
+        """Return the last batches with keys that a killed node has sent; of the very last, the outcome is unknown."""
+        if seat not in self._last:
+            return []
+        lines = [json.loads(line) for line in self._last[seat].read_text().splitlines()]
+        return [facts[0] for kind, *facts in lines if kind == "asks enqueue" and facts[1]][-REPEATS:]
 
     def check(self, child: subprocess.Popen[bytes]) -> None:
         assert child.poll() is None, f"the node ended by itself with code {child.returncode}"
@@ -116,9 +128,22 @@ class Evidence:
     def __init__(self, lines: list[list[Any]]) -> None:
         self.asked = {tag for kind, *facts in lines if kind == "asks enqueue" for tag in facts[0]}
         self.ids = {t: id for kind, *f in lines if kind == "enqueued" for t, id in zip(f[0], f[1], strict=True)}
+        times = Counter(tag for kind, *facts in lines if kind == "enqueued" for tag in facts[0])
+        self.acknowledged_again = {tag: count - 1 for tag, count in times.items()}
         self.may_be_acked = {tag for kind, *facts in lines if kind == "asks ack" for tag in facts[0]}
         self.acked_at = {tag: facts[-1] for kind, *facts in lines if kind == "acked" for tag in facts[0]}
         self.pops = [(*p, facts[1]) for kind, *facts in lines if kind == "popped" for p in facts[0]]
+
+    def with_two_ids(self, lines: list[list[Any]]) -> list[str]:
+        """Messages that were acknowledged or delivered under different ids, so a repeat of their key counted twice."""
+        ids: dict[str, set[int]] = {}
+        for kind, *facts in lines:
+            if kind == "enqueued":
+                for tag, id in zip(facts[0], facts[1], strict=True):
+                    ids.setdefault(tag, set()).add(id)
+        for tag, id, *_ in self.pops:
+            ids.setdefault(tag, set()).add(id)
+        return [tag for tag, some in ids.items() if len(some) > 1]
 
     def pops_after_ack(self) -> list[str]:
         return [tag for tag, *_, began in self.pops if tag in self.acked_at and began > self.acked_at[tag]]
@@ -145,6 +170,8 @@ def check(lines: list[list[Any]], rest: Counter[str]) -> None:
     assert [tag for tag in evidence.acked_at if tag in rest] == [], "acked, and left in the queue"
     assert evidence.pops_after_ack() == []
     assert evidence.held_twice() == []
+    assert evidence.with_two_ids(lines) == []
+    assert sum(evidence.acknowledged_again.values()) > 100, "too few repeats to show anything"
     assert max(rest.values(), default=1) == 1
     assert len(set(evidence.ids.values())) == len(evidence.ids), "two messages have the same id"
     assert (popped | set(rest)) <= evidence.asked
