@@ -14,6 +14,14 @@ import socket
 import struct
 
 CHUNK = 1 << 14
+CONTROL = {4, 6, 8}  # types of HTTP/2 frames that answer no call: SETTINGS, PING, WINDOW_UPDATE
+
+
+def _answers_nothing(data: bytes) -> bool:
+    """Return whether these are only control frames of HTTP/2, which gRPC sends at any time."""
+    while len(data) >= 9 and data[3] in CONTROL:
+        data = data[9 + int.from_bytes(data[:3], "big") :]
+    return not data
 
 
 class Proxy:
@@ -114,6 +122,8 @@ class Proxy:
                 if self._vanished:
                     continue
                 if not self._held.is_set():
+                    while _answers_nothing(data) and (more := await reader.read(CHUNK)):
+                        data += more
                     self.taken.set()
                     await self._held.wait()
                 if self._left is not None:

@@ -217,6 +217,7 @@ STATE = {  # what all the other calls bring about, or answer with, when their an
     "set_partition_throttled": lambda hl: hl.set_partition_throttled("jobs", 0, True, reason="hot"),
     "snapshot": lambda hl: hl.snapshot("jobs"),
     "list_topics": lambda hl: hl.list_topics(),
+    "list_stats": lambda hl: hl.list_stats(),
     "stats": lambda hl: hl.stats("jobs"),
     "peek": lambda hl: hl.peek("jobs"),
     "dlq_list": lambda hl: hl.dlq_list("jobs"),

@@ -43,7 +43,7 @@ class Scene:
     async def work(self, cut: int | None) -> None:
         hl, disk = self.node.hl, self.node.disk
         held = await hl.pop("jobs", BATCH, visibility=36_000.0)
-        commits = (await hl.stats("jobs")).commits_total
+        commits = (await hl.stats("jobs")).log.commits_total
         self.before, start = segments(disk), disk.steps
         disk.on_step = lambda operation, path: (  # type: ignore[method-assign]
             self.steps.append(disk.steps - start - 1) if operation in WRITES else None
@@ -54,7 +54,7 @@ class Scene:
         assert len(await hl.pop("jobs", BATCH, visibility=36_000.0)) == BATCH
         self.answered.add("pop")
         await ack
-        self.commits = (await hl.stats("jobs")).commits_total - commits
+        self.commits = (await hl.stats("jobs")).log.commits_total - commits
 
     async def check(self, found: list[tuple[int, int]]) -> None:
         """Note how many of the first messages are gone, and how many of the others are leased."""

@@ -27,9 +27,9 @@ class Watch:
         maintain, run = Partition.maintain, Turns._run
 
         def watched(partition: Partition, now: Now, budget: int) -> bool:
-            before = partition.heap.work
+            before = partition.entries.heap.work
             more = maintain(partition, now, budget)
-            self.calls.append((partition.number, partition.heap.work - before, self._is_in_turn))
+            self.calls.append((partition.number, partition.entries.heap.work - before, self._is_in_turn))
             return more
 
         def turn(turns: Turns) -> None:
@@ -52,7 +52,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 
 def heaps(rig: Rig) -> list[Any]:
-    return [partition.heap for partition in rig.runner().loaded.topic.partitions]
+    return [partition.entries.heap for partition in rig.runner().loaded.topic.partitions]
 
 
 async def fill(rig: Rig, count: int, batch: int = 1000, start: int = 0) -> None:
@@ -126,4 +126,4 @@ async def test_upkeep_that_fails_reloads_the_topic(monkeypatch: pytest.MonkeyPat
             with pytest.raises(TopicReloading):
                 await rig.hl.enqueue("jobs", b"x", delay=60)
         await until(lambda: rig.runner().is_serving)
-        assert (await rig.hl.stats("jobs")).reloads_total == 1
+        assert (await rig.hl.stats("jobs")).log.reloads_total == 1
