@@ -242,7 +242,7 @@ class Admission:
         frames = len(spans) + len(blocks)
         total = sum(block.nbytes for _, _, block in blocks) + 512 * frames
         if numbering is not None:
-            total += len(rows) * EVENT_BYTES_PER_ROW
+            total += numbering.nbytes_max(frames)
         self._topic.reserve(self._journal, total, now, blocks=len(blocks), frames=frames)
         for first, last, block in blocks:
             events: list[tuple[Partition, EnqueuedEvent]] = []

@@ -350,6 +350,10 @@ class EnqueueCall:
             return self.columns.tokens is not None
         return self.message.idempotency_key is not None
 
+    def numbers(self, first: int) -> I64:
+        """Return the numbers of the messages from `first` on. The last may be INT64_MAX, which no range can end at."""
+        return np.arange(self.count, dtype=np.int64) + first
+
     def places(self) -> list[str | None] | None:
         """Return the key that places each message, or None if no message has one."""
         if self.columns is not None:

@@ -17,11 +17,12 @@ from heapline.core.dedup.verdict import fingerprints
 from heapline.core.events import I64, ProducerOpened, ProducerRows
 from heapline.core.now import Now
 from heapline.core.placement import place
-from heapline.engine.columns import EnqueueCall, Identity
+from heapline.engine.columns import EVENT_BYTES_PER_ROW, EnqueueCall, Identity
 from heapline.engine.duplicates import SHARE_BITS, name_of_share, opened_with
 from heapline.engine.topic import Topic
 from heapline.journal.log import TopicLog
 
+PRODUCER_BYTES = 64  # upper bound of what a producer adds to an event beside its name and rows
 Span = tuple[EnqueueCall, int, int]  # a call, and its rows among those of a group: from, to
 
 
@@ -110,7 +111,7 @@ class NewNumbers:
         placed = place([name_of_share(identity.producer_id, share << SHARE_BITS) for share in shares], count)
         if keys is None and len(shares) == 1:
             return int(placed[0])
-        parts: I64 = placed[(np.arange(first, last + 1) >> SHARE_BITS) - shares[0]]
+        parts: I64 = placed[(call.numbers(first) >> SHARE_BITS) - shares[0]]
         if keys is not None:
             keyed = {row: key.encode() for row, key in enumerate(keys) if key is not None}
             parts[list(keyed)] = place(list(keyed.values()), count)
@@ -130,9 +131,19 @@ class Numbering:
                 continue
             producer = call.identity.producer_id, call.identity.epoch
             self._owners[start:end] = self._numbers.setdefault(producer, len(self._numbers))
-            self._seqs[start:end] = np.arange(call.first_seq, call.first_seq + end - start)
+            self._seqs[start:end] = call.numbers(call.first_seq)
             self._answered_below[start:end] = call.identity.answered_below
         self._prints = fingerprints(payloads)
+
+    def nbytes_max(self, frames: int) -> int:
+        """Return an upper bound of what these rows add to their events, which are in so many frames.
+
+        Each event names each of its producers.
+        """
+        rows = np.bincount(self._owners + 1, minlength=len(self._numbers) + 1)[1:].tolist()
+        names = [len(name.encode()) + PRODUCER_BYTES for name, _ in self._numbers]
+        named: int = sum(min(frames, count) * size for count, size in zip(rows, names, strict=True))
+        return named + len(self._owners) * EVENT_BYTES_PER_ROW
 
     def reorder(self, order: Any) -> None:
         self._owners, self._seqs = self._owners[order], self._seqs[order]

@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ import heapline
 from heapline import Outgoing
 from heapline.core.ids import partition_of
 from heapline.core.placement import place_one
+from heapline.engine.columns import INT64_MAX
 from heapline.engine.duplicates import SHARE_BITS
 from tests.simulation.loop import run
 from tests.unit.engine.rig import Rig, opened
@@ -109,6 +111,27 @@ async def test_idempotency_keys_of_numbered_calls_are_recorded() -> None:
         (first,) = await send(rig, [Outgoing(b"x", seq=1, idempotency_key="t")])
         again = await rig.hl.enqueue("jobs", b"x", idempotency_key="t")
         assert (again.duplicate, again.id) == (True, first.id)
+
+
+async def test_unit_has_room_for_the_names_of_many_producers() -> None:
+    names = [f"{number:04}{'x' * 124}" for number in range(1000)]
+    async with opened() as rig:
+        for name in names:
+            await rig.hl.open_producer("jobs", name)
+        for seq in range(12):  # units of several sizes, so that some meet the end of a segment
+            calls = [rig.hl.enqueue("jobs", b"", producer_id=name, epoch=1, seq=seq) for name in names[25 * seq :]]
+            assert not any(result.duplicate for result in await asyncio.gather(*calls))
+        assert rig.runner().counters.reloads == 0
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_repeat_of_the_largest_number_meets_its_first(key: str | None) -> None:
+    async with opened(topic={"partitions": 3}) as rig:
+        await rig.hl.open_producer("jobs", "p")
+        largest = [Outgoing(b"x", seq=INT64_MAX - 1, key=key), Outgoing(b"x", seq=INT64_MAX)]
+        first = await send(rig, largest)
+        again = [*await send(rig, largest), *await send(rig, largest[1:])]
+        assert [(r.duplicate, r.id) for r in again] == [(True, r.id) for r in [*first, first[1]]]
 
 
 # -- every turn against turns of one call --------------------------------------------------------------------------
