@@ -15,6 +15,7 @@ REPLAYS = "replays"  # in a data directory: jobs; in a topic's: checkpoints
 class SmallFiles:
     def __init__(self, disk: Disk, folder: str) -> None:
         self._disk, self._folder = disk, folder
+        self._is_folder_durable = False
 
     def path(self, name: str) -> str:
         return f"{self._folder}/{name}"
@@ -32,9 +33,10 @@ class SmallFiles:
 
     def write(self, name: str, content: bytes) -> None:
         """Create or replace a file. Durable on return."""
-        if not self._disk.exists(self._folder):
+        if not self._is_folder_durable:  # a process that was killed may have created it without syncing
             self._disk.mkdir(self._folder)
             self._disk.fsync_dir(os.path.dirname(self._folder))
+            self._is_folder_durable = True
         self._disk.write_file_atomic(self.path(name), content)
 
     def delete(self, name: str) -> None:

@@ -19,6 +19,17 @@ def test_written_file_survives_a_power_cut_with_its_folder() -> None:
         assert SmallFiles(after, "/t/replays").read_all() == {"c.json": b"1"}
 
 
+def test_folder_of_a_process_that_was_killed_before_it_was_durable_becomes_durable() -> None:
+    disk = FakeDisk()
+    disk.mkdir("/t")
+    disk.fsync_dir("/")
+    disk.mkdir("/t/replays")  # killed here
+    SmallFiles(disk, "/t/replays").write("c.json", b"1")
+    for seed in range(20):
+        after = disk.crash(random.Random(seed))
+        assert SmallFiles(after, "/t/replays").read_all() == {"c.json": b"1"}
+
+
 def test_missing_folder_holds_nothing_and_is_not_created() -> None:
     disk = MemoryDisk()
     disk.mkdir("/t")
