@@ -13,6 +13,7 @@ from collections.abc import Callable
 from heapline.core.now import Now
 from heapline.engine.loaded_topic import RunningTopic
 from heapline.engine.timers import QUANTUM_ROWS
+from heapline.engine.topic import Topic
 from heapline.logs import Log
 
 log = Log("heapline.engine")
@@ -29,13 +30,17 @@ class PartitionUpkeep:
     def __init__(self, runner: RunningTopic, is_turn_planned: Callable[[], bool]) -> None:
         self._runner, self._is_turn_planned = runner, is_turn_planned
         self._loop = asyncio.get_running_loop()
-        self._behind: dict[int, None] = {}  # partitions with work to do, the longest first
+        self._topic: Topic | None = None
+        self._behind: dict[int, None] = {}  # its partitions with work to do, the longest first
         self._rows = self._turns = 0  # since the last work
         self._is_planned = False
 
     def after_turn(self, now: Now, enqueued: int, fired: int) -> None:
         """Take note of the partitions that a turn has changed. Do their work now if it cannot wait."""
         loaded = self._runner.loaded
+        if loaded.topic is not self._topic:  # loaded again, perhaps without a growth that failed
+            self._topic = loaded.topic
+            self._behind.clear()
         partitions, changed = loaded.topic.partitions, loaded.topic.changed
         if loaded.firing.wakes.line:  # many rows fire in turns that follow each other: pay for each turn's rows in it
             budget = min(TURN_ROWS, FIRED_ROWS * (fired + QUANTUM_ROWS))

@@ -127,3 +127,31 @@ async def test_upkeep_that_fails_reloads_the_topic(monkeypatch: pytest.MonkeyPat
                 await rig.hl.enqueue("jobs", b"x", delay=60)
         await until(lambda: rig.runner().is_serving)
         assert (await rig.hl.stats("jobs")).log.reloads_total == 1
+
+
+async def test_upkeep_of_partitions_whose_growth_failed_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as rig:
+        runner, run = rig.runner(), Turns._run
+
+        def turn_before_a_failure(turns: Turns) -> None:
+            run(turns)
+            asyncio.get_running_loop().call_soon(runner.poison, OSError("disk"))
+            turns.plan()  # the step of upkeep makes way for this turn, which does not run
+
+        rig.disk.inject("pwritev", path=".seg")
+        rig.io.hold = {"commit"}
+        growth = asyncio.ensure_future(rig.hl.update_topic("jobs", partitions=4))
+        await settle()
+        with monkeypatch.context() as patch:
+            patch.setattr(Turns, "_run", turn_before_a_failure)
+            messages = [Outgoing(b"", key=f"{i}", delay=60) for i in range(40)]
+            batch = asyncio.ensure_future(rig.hl.enqueue_batch("jobs", messages))
+            await until(lambda: not runner.is_serving)
+        rig.io.release()
+        lost = await asyncio.gather(growth, batch, return_exceptions=True)
+        assert list(map(type, lost)) == [TopicReloading, TopicReloading]
+        await until(lambda: runner.is_serving)
+        assert len(runner.loaded.topic.partitions) == 1
+        await rig.hl.enqueue("jobs", b"", delay=60)
+        await settle()
+        assert runner.counters.reloads == 1
