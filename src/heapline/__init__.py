@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         UnknownFormat,
         UnknownPart,
         Unsupported,
-    )  # fmt: skip
+    )
     from heapline.contract.leased_batch import LeasedBatch
     from heapline.contract.message import (
         BatchInfo,
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
         SpineStats,
         TopicInfo,
         TopicStats,
-    )  # fmt: skip
+    )
     from heapline.contract.producer import Producer
     from heapline.contract.schedules import Schedule, ScheduleInfo
     from heapline.contract.stream import (
@@ -94,7 +94,7 @@ if TYPE_CHECKING:
         ReplayInfo,
         StreamBatch,
         StreamMessage,
-    )  # fmt: skip
+    )
     from heapline.engine import open, open_sync
 
 __version__ = "0.1.0"

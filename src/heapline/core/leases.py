@@ -42,9 +42,15 @@ class LeaseMap(dict[int, Lease]):
     """
 
     def grant(
-        self, ids: list[int], token: int, positions: list[int], keys: list[int], deadline: int, started: int,
+        self,
+        ids: list[int],
+        token: int,
+        positions: list[int],
+        keys: list[int],
+        deadline: int,
+        started: int,
         holder: str | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add leases, or replace those of the same ids. `token` is that of the first; the others follow."""
         if not len(ids) == len(positions) == len(keys):
             raise ValueError("columns must have the same length")

@@ -300,9 +300,18 @@ class Partition:
         if self.fairness is not None:
             key = self.fairness.rescheduled_key(id, found.key if found.place == READY else None, key, due != 0)
         return ev.Rescheduled(
-            _i64([id]), _i64([found.position]), bytes([found.place == DELAYED]), _i64([priority]), _i64([key]),
-            _i64([due]), _i64([expires]), wall, seq, expires_wall, again=b"\x01" if id in self.entries.shown else None,
-        )  # fmt: skip
+            _i64([id]),
+            _i64([found.position]),
+            bytes([found.place == DELAYED]),
+            _i64([priority]),
+            _i64([key]),
+            _i64([due]),
+            _i64([expires]),
+            wall,
+            seq,
+            expires_wall,
+            again=b"\x01" if id in self.entries.shown else None,
+        )
 
     def decide_purge(self, now: Now) -> ev.Purged | None:
         count = self.entries.ready + self.entries.delayed

@@ -75,9 +75,14 @@ class Share:
             scopes = np.frombuffer(tokens.scopes, dtype=np.int8)[here].tobytes()
             tokens = KeyRows(number[tokens.index[here]], hashes, prints, scopes, tokens.expires[here])
         return replace(
-            self, rows=self.rows[keep], keys=self.keys[keep], positions=self.positions[keep], index=self.index[keep],
-            producers=producers, tokens=tokens,
-        )  # fmt: skip
+            self,
+            rows=self.rows[keep],
+            keys=self.keys[keep],
+            positions=self.positions[keep],
+            index=self.index[keep],
+            producers=producers,
+            tokens=tokens,
+        )
 
     def identities(self) -> Iterator[tuple[Any, int, int]]:
         """Yield (identity, fingerprint of its payload, row) one by one; only for callers that found a candidate."""
@@ -158,9 +163,18 @@ class Prepared:
             for name in KEPT.names or ():
                 kept[name] = rows[name]
         share = Share(
-            event.topics, event.fingerprint, event.at, kept, keys, EMPTY if positions is None else positions,
-            event.index, event.known, event.known_ids, event.producers, event.keys,
-        )  # fmt: skip
+            event.topics,
+            event.fingerprint,
+            event.at,
+            kept,
+            keys,
+            EMPTY if positions is None else positions,
+            event.index,
+            event.known,
+            event.known_ids,
+            event.producers,
+            event.keys,
+        )
         self._keep(event.batch_id, event.part, share)
         return share
 

@@ -110,9 +110,7 @@ def _is_above(follower: SegmentHeader | None, older_unit: int) -> bool:
     return follower is None or follower.first_unit - 1 > older_unit
 
 
-def _look_at(
-    disk: Disk, directory: str, reader: LogReader, number: int, follower: SegmentHeader | None
-) -> Segment:  # fmt: skip
+def _look_at(disk: Disk, directory: str, reader: LogReader, number: int, follower: SegmentHeader | None) -> Segment:
     nbytes = _size(disk, segment_path(directory, number))
     if follower is not None:
         return Segment(number, nbytes, follower.created_at, follower.first_unit - 1, _firsts(reader, number))

@@ -134,9 +134,19 @@ class _Preparation:
             results.append((ids[row], False) if first is None else (first, True))
         identity = self._identity or (None, None, None)
         await turn.connection.execute(
-            statement("insert_prepared"), self._name.batch, self._name.part, topic.id, topic.name,
-            list(self._name.topics), self._digest, turn.now, len(new), *identity, _encode(results), _encode(columns),
-        )  # fmt: skip
+            statement("insert_prepared"),
+            self._name.batch,
+            self._name.part,
+            topic.id,
+            topic.name,
+            list(self._name.topics),
+            self._digest,
+            turn.now,
+            len(new),
+            *identity,
+            _encode(results),
+            _encode(columns),
+        )
         await memory.record_in_doubt(ids, self._name.batch, self._name.part)
         return [Enqueued(id, duplicate, None, topic.id_suffix) for id, duplicate in results]
 

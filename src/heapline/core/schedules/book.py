@@ -275,11 +275,16 @@ class Book:
         held = self._held.get(record.schedule.name)
         former = held.state if held else None
         state = ScheduleState(
-            schedule=record.schedule, incarnation=record.incarnation, anchor_ms=record.anchor_ms,
-            done_ms=record.done_ms, created_ms=former.created_ms if former else record.at_ms, changed_ms=record.at_ms,
-            paused_ms=former.paused_ms if former else None, fired_ms=former.fired_ms if former else None,
+            schedule=record.schedule,
+            incarnation=record.incarnation,
+            anchor_ms=record.anchor_ms,
+            done_ms=record.done_ms,
+            created_ms=former.created_ms if former else record.at_ms,
+            changed_ms=record.at_ms,
+            paused_ms=former.paused_ms if former else None,
+            fired_ms=former.fired_ms if former else None,
             fired_count=former.fired_count if former else 0,
-        )  # fmt: skip
+        )
         self._held[record.schedule.name] = held = _Held(state)
         self._plan(held)
 
@@ -330,16 +335,31 @@ def schedule_info(standing: Standing, trouble: str | None, now: int) -> Schedule
         done = from_ms(state.done_ms).isoformat(timespec="seconds")
         problem = f"the clock was set back; it fires after {done}, or now if you delete and recreate it"
     return ScheduleInfo(
-        name=short(schedule.name), topic=short(schedule.topic), cron=schedule.cron,
+        name=short(schedule.name),
+        topic=short(schedule.topic),
+        cron=schedule.cron,
         every=None if schedule.every_ms is None else schedule.every_ms / 1000,
-        tz=None if schedule.cron is None else schedule.tz, starts=_instant(schedule.starts_ms),
-        ends=_instant(schedule.ends_ms), misfire=schedule.misfire, grace=schedule.grace_ms / 1000,
-        makeup_max=schedule.makeup_max, payload=schedule.payload, priority=schedule.priority, key=schedule.key,
-        headers=schedule.headers, ttl=schedule.ttl, max_retries=schedule.max_retries,
-        fairness_key=schedule.fairness_key, next_at=_instant(standing.next_ms), fired_at=_instant(state.fired_ms),
-        fired_count=state.fired_count, paused_at=_instant(state.paused_ms), created_at=_instant(state.created_ms),
-        changed_at=_instant(state.changed_ms), problem=problem,
-    )  # fmt: skip
+        tz=None if schedule.cron is None else schedule.tz,
+        starts=_instant(schedule.starts_ms),
+        ends=_instant(schedule.ends_ms),
+        misfire=schedule.misfire,
+        grace=schedule.grace_ms / 1000,
+        makeup_max=schedule.makeup_max,
+        payload=schedule.payload,
+        priority=schedule.priority,
+        key=schedule.key,
+        headers=schedule.headers,
+        ttl=schedule.ttl,
+        max_retries=schedule.max_retries,
+        fairness_key=schedule.fairness_key,
+        next_at=_instant(standing.next_ms),
+        fired_at=_instant(state.fired_ms),
+        fired_count=state.fired_count,
+        paused_at=_instant(state.paused_ms),
+        created_at=_instant(state.created_ms),
+        changed_at=_instant(state.changed_ms),
+        problem=problem,
+    )
 
 
 def _instant(ms: int | None) -> datetime | None:

@@ -80,9 +80,11 @@ class NativeServer:
         self._unix_socket, self._tls = unix_socket, tls
         waiting = dispatcher.gate.limits.inflight_per_key
         self.windows = wire.Windows(
-            waiting=waiting, body_bytes=request_bytes_max, calls_bytes=2 * request_bytes_max,
+            waiting=waiting,
+            body_bytes=request_bytes_max,
+            calls_bytes=2 * request_bytes_max,
             bodies_bytes=2 * request_bytes_max,
-        )  # fmt: skip
+        )
         self._listeners: list[asyncio.Server | TlsListener] = []
         self.connections: set[NativeConnection] = set()
         self.strangers: Counter[str] = Counter()  # connections that are not authenticated, by address
