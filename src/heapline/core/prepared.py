@@ -138,9 +138,6 @@ class Prepared:
         self._hashes: dict[bytes, str] = {}  # hash of an idempotency key -> batch
         self._seqs: dict[tuple[str, int], dict[str, list[I64]]] = {}  # (producer, epoch) -> batch -> sequences
 
-    def __bool__(self) -> bool:
-        return bool(self.batches)
-
     def shares(self) -> Iterator[Share]:
         return (share for parts in self.batches.values() for share in parts.values())
 

@@ -92,7 +92,7 @@ class CallShare:
             rows = np.array(self._keyed)
             verdict = self.partition.state.keys.check(self._hashes, self._prints[rows], now.steady)
             self._take(verdict, rows)
-        doubts = self._doubts(batch_id) if self.partition.entries.prepared else {}
+        doubts = self._doubts(batch_id) if self.partition.entries.prepared.batches else {}
         for row in np.flatnonzero(self._twin >= 0).tolist():
             twin = self._twin[row]
             if self._status[twin] != NEW:  # the row it repeats is not new, so it gets the same result

@@ -85,7 +85,7 @@ class NewNumbers:
             return False
         for number in {parts} if isinstance(parts, int) else set(parts.tolist()):
             partition = self._topic.partitions[number]
-            if partition.entries.prepared or not partition.state.sequences.is_unseen(name, epoch, first):
+            if partition.entries.prepared.batches or not partition.state.sequences.is_unseen(name, epoch, first):
                 return False
         call.parts = parts
         self._next[name] = max(first + call.count, answered_below)

@@ -50,7 +50,7 @@ def test_commit_drops_parts_that_it_does_not_name() -> None:
     rig.prepare("b", "loser", Outgoing(b"x"))
     winner = rig.prepare("b", "winner", Outgoing(b"x"))
     assert rig.commit("b", ["winner"]) == winner
-    assert not rig.p.entries.prepared
+    assert not rig.p.entries.prepared.batches
     rig.everywhere()
 
 
@@ -192,7 +192,7 @@ def test_large_commit_goes_in_several_events_that_replay_from_anywhere(monkeypat
         rig.p.place_in_stream(event)
         rig.emit(event)
     assert rig.p.eligible(10).ids.tolist() == ids
-    assert not rig.p.entries.prepared
+    assert not rig.p.entries.prepared.batches
 
 
 def test_commit_of_unprepared_messages_does_not_replay() -> None:
