@@ -14,6 +14,7 @@ import pytest
 import heapline
 import heapline.sql
 from heapline import BadRequest, Outgoing
+from heapline.contract import call
 from heapline.contract.batches import PrepareBatch, Share
 from heapline.contract.call import Context
 from heapline.contract.messages import EnqueueBatch, pack_messages
@@ -21,7 +22,7 @@ from heapline.sql.placement import shard_of
 from tests.postgres import UNSYNCED, KillablePostgres, fresh_schema, postgres_server, shared_url
 
 asyncpg = pytest.importorskip("asyncpg")
-from heapline.sql import circuit  # noqa: E402 - needs asyncpg
+from heapline.sql import circuit, schedules  # noqa: E402 - needs asyncpg
 from heapline.sql import shard as shard_module  # noqa: E402 - needs asyncpg
 from heapline.sql.namespace_keys import ABANDONED_MS, VALID_MS  # noqa: E402 - needs asyncpg
 
@@ -61,6 +62,20 @@ async def test_topics_are_spread_over_the_shards_and_listed_together(urls: list[
         connection = await asyncpg.connect(url)
         assert [row["topic"] for row in await connection.fetch("SELECT topic FROM heapline.items")] == [name]
         await connection.close()
+
+
+async def test_schedules_of_all_shards_are_listed_if_one_shard_ends_its_rows_early(
+    urls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "PAGE_BYTES", 2000)
+    monkeypatch.setattr(schedules, "PAGE_BYTES", 2000)
+    candidates = [(shard, f"{'ab'[shard]}{i:02}") for shard in range(2) for i in range(40)]
+    names = [name for shard, name in candidates if shard_of("default", name, 2) == shard]  # shard 0 has the first ones
+    async with heapline.sql.open(urls[:2]) as hl:
+        await hl.create_topic("jobs")
+        for name in names:
+            await hl.create_schedule(name, every=3600, topic="jobs")
+        assert [info.name for info in await hl.list_schedules()] == names
 
 
 async def test_leases_of_several_shards_may_be_acked_together(urls: list[str]) -> None:

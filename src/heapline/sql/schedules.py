@@ -347,12 +347,15 @@ async def list_schedules(node: Node, command: schedules.ListSchedules, context: 
     after = read_cursor(command.cursor, str, "")
     start = schedule_name(after) if after else ""
     shares = await asyncio.gather(*(_list(shard, start, command.limit) for shard in node.shards))
+    # A shard that returned only its first rows may have more after them, which must come before later names.
+    cut = [rows for rows, _ in shares if len(rows) == command.limit or _bytes(rows) > PAGE_BYTES]
+    ends = [rows[-1]["name"] for rows in cut]
+    known = [(row, now) for rows, now in shares for row in rows if not ends or row["name"] <= min(ends)]
     page: PageBuilder[ScheduleInfo] = PageBuilder(command.limit)
-    for row, now in sorted((pair for rows, now in shares for pair in ((row, now) for row in rows)), key=_by_name):
+    for row, now in sorted(known, key=_by_name):
         if not page.add(_info(row, row["name"], now)):
             return Page(page.items, cursor_of(page.items[-1].name))
-    is_cut = any(len(rows) == command.limit or _bytes(rows) > PAGE_BYTES for rows, _ in shares)
-    return Page(page.items, cursor_of(page.items[-1].name) if is_cut and page.items else None)
+    return Page(page.items, cursor_of(page.items[-1].name) if ends else None)
 
 
 async def _list(shard: Shard, after: str, limit: int) -> tuple[list[Any], int]:
