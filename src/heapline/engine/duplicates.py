@@ -267,7 +267,7 @@ class FormerPlaces:
         if not self._with_token.any():
             return False
         old = self._topic.partitions[: growth.before]
-        return self._now < growth.until or any(p.state.keys.holds_any or p.entries.prepared for p in old)
+        return self._now < growth.until or any(p.state.keys.holds_any or p.entries.prepared.batches for p in old)
 
     def _moved(self, rows: I64, count: int) -> list[tuple[Partition, I64]]:
         """Return the rows that `count` partitions placed elsewhere, by partition."""
