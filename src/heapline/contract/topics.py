@@ -84,7 +84,10 @@ class Stats(Command[TopicStats]):
 
 @call(id=0x0C, rpc="ListStats", http="GET /v1/stats", rows=Access(Right.CONSUME, "topic"), route="all", merge="pages")
 class ListStats(Command[Page[TopicStats]]):
-    """List the statistics of the topics that the caller may consume from, by name."""
+    """List the statistics of the topics that the caller may consume from, by name.
+
+    A topic that is damaged or being reloaded is left out.
+    """
 
     cursor: Cursor | None = None
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100

@@ -10,7 +10,7 @@ import numpy as np
 from heapline.contract import topics
 from heapline.contract.call import Context, Count, Page, page_of, read_page
 from heapline.contract.check import fail, instant_to_ms
-from heapline.contract.errors import TopicNotFound
+from heapline.contract.errors import CorruptionError, TopicNotFound, TopicReloading
 from heapline.contract.message import (
     DepthBucket,
     DueBucket,
@@ -67,14 +67,19 @@ async def get_topic(broker: TopicKeeper, command: topics.GetTopic, context: Cont
 @handles(topics.Stats)
 async def stats(broker: TopicKeeper, command: topics.Stats, context: Context) -> TopicStats:
     runner = broker.runner(command.topic)
-    usage = await runner.io.run(runner.loaded.journal.usage)
+    try:
+        usage = await runner.io.run(runner.loaded.journal.usage)
+    except FileNotFoundError:
+        runner.check()  # the topic was deleted meanwhile
+        raise
     return await runner.call(lambda now: topic_stats(runner, usage, now))
 
 
 @handles(topics.ListStats)
 async def list_stats(broker: TopicKeeper, command: topics.ListStats, context: Context) -> Page[TopicStats]:
     async def read(topic: str) -> TopicStats | None:
-        with contextlib.suppress(TopicNotFound):  # deleted meanwhile
+        # Deleted meanwhile, or not served now: the caller may not even know of this topic.
+        with contextlib.suppress(TopicNotFound, TopicReloading, CorruptionError):
             return await stats(broker, topics.Stats(topic), context)
         return None
 

@@ -18,7 +18,7 @@ from heapline.contract.message import from_ms
 from heapline.engine import EmbeddedBroker
 from heapline.engine.snapshot_state import STATE_VERSION, freeze, thaw
 from tests.unit.engine import held_io
-from tests.unit.engine.rig import PATH, Rig, opened
+from tests.unit.engine.rig import PATH, Rig, opened, settle
 
 CHILD = """
 import asyncio, sys, heapline
@@ -188,9 +188,30 @@ async def test_damaged_topic_is_refused_by_name_while_the_others_serve() -> None
                 await call("jobs")
         assert len(await hl.pop("other")) == 1
         assert [info.name for info in await hl.list_topics()] == ["jobs", "other"]
+        assert [stats.topic for stats in await hl.list_stats()] == ["other"]
         await hl.delete_topic("jobs")
         await rig.topic("jobs")
         await hl.enqueue("jobs", b"anew")
+
+
+async def test_statistics_leave_out_a_topic_that_is_deleted_meanwhile() -> None:
+    async with opened() as rig:
+        await rig.topic("other")
+        rig.io.hold = {"usage"}
+        calls = [asyncio.ensure_future(call) for call in (rig.hl.list_stats(), rig.hl.stats("jobs"))]
+        await settle()
+        await rig.hl.delete_topic("jobs")
+        rig.io.release()
+        listed, one = await asyncio.gather(*calls, return_exceptions=True)
+        assert [stats.topic for stats in listed] == ["other"]
+        assert isinstance(one, heapline.TopicNotFound)
+
+
+async def test_statistics_leave_out_a_topic_that_is_reloaded() -> None:
+    async with opened() as rig:
+        await rig.topic("other")
+        rig.runner().poison(OSError("disk"))
+        assert [stats.topic for stats in await rig.hl.list_stats()] == ["other"]
 
 
 async def test_topic_without_its_files_is_corrupt_and_not_empty() -> None:
