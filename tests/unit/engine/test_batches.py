@@ -558,7 +558,7 @@ async def test_timeout_is_watched_without_being_asked() -> None:
     async with opened(batch_timeout=0.02) as rig:
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
         rig.clock.advance(1.0)
-        await until(lambda: not rig.runner().loaded.topic.partitions[0].entries.prepared)
+        await until(lambda: not rig.runner().loaded.topic.partitions[0].entries.prepared.batches)
 
 
 async def test_committed_batch_is_never_timed_out() -> None:
