@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from heapline.contract.call import cursor_of
 from heapline.contract.errors import Unauthenticated
 from heapline.server.auth.secret import Secret
 from tests.integration.guarded_rig import EMAIL, GuardedRig
@@ -94,6 +95,12 @@ async def test_statistics_of_all_topics_are_those_that_the_caller_may_consume(ri
     for scopes, names in visible.items():
         answer = (await rig.ask("GET", "/v1/stats", rig.key(scopes)[1])).json()
         assert [stats["topic"] for stats in answer["items"]] == names
+
+
+@pytest.mark.parametrize("place", [("2026-01-01T00:00:00", ""), (1, ""), "x"])
+async def test_cursor_that_no_page_of_keys_returned_is_refused(rig: GuardedRig, place: Any) -> None:
+    refused = await rig.ask("GET", f"/v1/keys?cursor={cursor_of(place)}")
+    assert (refused.status_code, refused.json()["error"]) == (400, "BadRequest")
 
 
 async def test_user_is_made_changed_and_kept_out(rig: GuardedRig) -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from heapline.contract import admin
 from heapline.contract.call import Page, page_of
@@ -24,6 +26,8 @@ from heapline.server.auth.store import KeyRecord, UserRecord, parse_scopes
 from heapline.server.auth.users import canonical_email
 from heapline.server.dispatcher import Handler
 from heapline.server.gate import Request
+
+_Place = tuple[Annotated[datetime, Meta(tz=True)], str]  # of a key among all keys: when it was created, and its id
 
 
 class AuthCommands:
@@ -53,7 +57,7 @@ class AuthCommands:
         guard = self._guard
         keys = [_key(guard, record) for record in await guard.run_change(guard.keys.list)]
         by_age = attrgetter("created_at", "id")
-        return page_of(keys, command.cursor, command.limit, by_age, tuple[datetime, str])
+        return page_of(keys, command.cursor, command.limit, by_age, _Place)
 
     async def create_key(self, command: admin.CreateKey, request: Request) -> admin.NewKey:
         guard = self._guard
