@@ -234,7 +234,7 @@ CLEAN = """
 DELETE FROM topics; DELETE FROM nodes; DELETE FROM ready; DELETE FROM delayed; DELETE FROM lease; DELETE FROM dead;
 DELETE FROM ended; DELETE FROM idempotency_keys; DELETE FROM producers; DELETE FROM sequences; DELETE FROM schedules;
 DELETE FROM prepared; DELETE FROM prepared_keys; DELETE FROM prepared_sequences; DELETE FROM decisions;
-DELETE FROM attached; DELETE FROM sinks;
+DELETE FROM attached; DELETE FROM sinks; DELETE FROM flushed_units;
 SELECT setval('ready_turn', 0), setval('lease_turn', 0);
 """
 
@@ -463,11 +463,22 @@ class SqlRedisWorld(SqlWalWorld):
         self.settings["redis"] = fresh_redis()
 
 
+class SqlRedisBufferWorld(SqlRedisWorld):
+    """The same with Redis instead of the log: it acknowledges enqueues."""
+
+    modules = frozenset({"test_enqueue", "test_leases", "test_pause_and_purge", "test_restart"})
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.settings = {"redis": self.settings["redis"], "durability": "redis"}
+
+
 WORLDS: dict[str, Callable[[Path], World]] = {
     "embedded": EmbeddedWorld, "pure": PureWorld, "memory": MemoryWorld, "grpc": GrpcWorld, "connect": ConnectWorld,
     "http": HttpWorld,
     "native": NativeWorld,
     "sql": SqlWorld, "sql-nodes": SqlNodesWorld, "sql-wal": SqlWalWorld, "sql-redis": SqlRedisWorld,
+    "sql-redis-buffer": SqlRedisBufferWorld,
     "served-sql": ServedSqlWorld,
 }  # fmt: skip
 #: Worlds of `make soak`.

@@ -47,12 +47,15 @@ async def crash(broker: Any) -> None:
     for queue in list(node._pops.values()):
         queue.close(heapline.Closed())
     await node.tasks.cancel()
-    for buffer in filter(None, node.buffers):
-        await buffer.flusher._tasks.cancel()
-        if buffer.wal._writing is not None:
-            await asyncio.wait([buffer.wal._writing])
-        buffer.wal._journal.close()
+    for _, flusher in node.flushers():
+        await flusher._tasks.cancel()
+    for flusher in node.redis_flushers:
+        await flusher._tasks.cancel()
     if node._wal is not None:
+        for wal in [buffer.flusher._wal for buffer in node.buffers]:
+            if wal._writing is not None:
+                await asyncio.wait([wal._writing])
+            wal._journal.close()
         node._wal.close()
     if node.redis is not None:
         await node.redis.close()

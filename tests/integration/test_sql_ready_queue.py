@@ -164,7 +164,7 @@ async def test_bound_is_none_while_a_node_has_a_log(nodes: list[Any], tmp_path: 
         assert (await nodes[0].stats("jobs")).spine.bound is None
         assert (await nodes[0].stats("strict")).spine.bound == 1
         names = {row.name for row in await logging.metric_rows()}
-        assert {"wal_unflushed_units", "wal_flush_lag_ms", "wal_flush_failures_total"} <= names
+        assert {"buffered_units", "flush_lag_ms", "flush_failures_total", "slow_mode"} <= names
 
 
 async def test_metrics_show_how_many_are_prefetched(nodes: list[Any]) -> None:

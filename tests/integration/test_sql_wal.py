@@ -99,7 +99,7 @@ async def test_keys_sequences_strict_order_and_limits_bypass_the_log(tmp_path: P
             await hl.enqueue(topic + "-limited", b"x")
             with pytest.raises(heapline.ResourceExhausted):
                 await hl.enqueue(topic + "-limited", b"x")
-        assert buffer_of(hl).wal.durable == 0
+        assert buffer_of(hl).flusher._wal.durable == 0
 
 
 async def test_calls_see_what_this_node_has_acknowledged(tmp_path: Path, topic: str) -> None:
@@ -129,7 +129,7 @@ async def test_commit_whose_answer_is_lost_is_not_repeated(tmp_path: Path, topic
         async def lose_answer(begin: str, work: Any) -> Any:
             nonlocal lost
             result = await transact(begin, work)
-            if isinstance(result, flushing.Stored) and lost < 3:
+            if isinstance(result, flushing.Flushed) and lost < 3:
                 lost += 1
                 raise heapline.UnavailableError("the connection broke after the commit")
             return result
@@ -138,7 +138,7 @@ async def test_commit_whose_answer_is_lost_is_not_repeated(tmp_path: Path, topic
         for n in range(5):
             await hl.enqueue(topic, b"%d" % n)
         flusher = buffer_of(hl).flusher
-        await until(lambda: flusher.lag == 0)
+        await until(lambda: flusher.depth == 0)
         assert lost == 3
         assert sorted(await take_all(hl, topic)) == [b"0", b"1", b"2", b"3", b"4"]
 
@@ -148,14 +148,14 @@ async def test_database_that_lost_a_flush_gets_it_again(tmp_path: Path, admin: A
         await hl.create_topic(topic, k=10)
         flusher = buffer_of(hl).flusher
         await hl.enqueue(topic, b"kept")
-        await until(lambda: flusher.lag == 0)
+        await until(lambda: flusher.depth == 0)
         mark = flusher.mark
         await hl.enqueue_batch(topic, [Outgoing(b"rolled back"), Outgoing(b"rolled back too", delay=0.2)])
-        await until(lambda: flusher.lag == 0)
+        await until(lambda: flusher.depth == 0)
         async with admin.transaction():  # what a failover to an older state does
             await admin.execute("DELETE FROM ready WHERE payload = 'rolled back'")
             await admin.execute("DELETE FROM delayed WHERE payload = 'rolled back too'")
-            await admin.execute("DELETE FROM flushed WHERE wal = $1 AND upto > $2", buffer_of(hl).wal.id, mark)
+            await admin.execute("DELETE FROM flushed WHERE wal = $1 AND upto > $2", buffer_of(hl).flusher._wal.id, mark)
             await admin.execute("INSERT INTO counts SELECT 0, * FROM miscounted")
         while await stored(admin, topic) < 3:  # noqa: ASYNC110 - nothing tells when
             await asyncio.sleep(0.02)
@@ -194,7 +194,7 @@ async def test_database_that_is_older_than_the_log_gets_what_is_left_of_it(
             await hl.enqueue(topic, b"%d" % n + b" " * 100_000)
         await hl.stats(topic)
         await buffer_of(hl).flusher.reclaim()
-        id = buffer_of(hl).wal.id
+        id = buffer_of(hl).flusher._wal.id
     await admin.execute("DELETE FROM ready USING topics AS t WHERE topic = t.id AND t.name = $1", topic)
     await admin.execute("DELETE FROM flushed WHERE wal = $1", id)
     await admin.execute("INSERT INTO counts SELECT 0, * FROM miscounted")
@@ -350,14 +350,14 @@ async def test_enqueues_go_to_postgres_while_the_log_cannot_be_written(
         disk.inject("fdatasync", errno.EIO)
         with pytest.raises(heapline.UnavailableError, match="outcome is unknown"):
             await hl.enqueue(topic, b"unknown")
-        assert not buffer_of(hl).wal.is_usable
+        assert not buffer_of(hl).flusher._wal.is_usable
         await hl.enqueue(topic, b"1")
         monkeypatch.setattr(flushing, "REOPEN_MS", 0)
         buffer_of(hl).flusher._reopen_at = 0
-        await until(lambda: buffer_of(hl).wal.is_usable)
-        before = buffer_of(hl).wal.durable
+        await until(lambda: buffer_of(hl).flusher._wal.is_usable)
+        before = buffer_of(hl).flusher._wal.durable
         await hl.enqueue(topic, b"2")
-        assert buffer_of(hl).wal.durable == before + 1
+        assert buffer_of(hl).flusher._wal.durable == before + 1
         assert set(await take_all(hl, topic)) - {b"unknown"} == {b"0", b"1", b"2"}
     finally:
         await hl.close()

@@ -1,4 +1,4 @@
-"""Enqueues that are acknowledged by the node's write-ahead log, before Postgres has them.
+"""Enqueues that are acknowledged before Postgres has them: by the node's write-ahead log, or by Redis.
 
 Accepted here are enqueues without idempotency keys or sequences, on topics whose order is not strict (k > 1) and whose
 backlog is not limited: the database has to decide about the others. Neither does an enqueue ask the database: each
@@ -12,19 +12,29 @@ by that time. A node that was paused cannot mint an id of another's: an id conta
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from heapline.clock import Clock
+from heapline.contract.config import TopicConfig
+from heapline.contract.errors import HeaplineError
 from heapline.contract.message import Enqueued
+from heapline.logs import Log
 from heapline.owned_tasks import KeyedLocks
-from heapline.sql.flusher import Flusher
 from heapline.sql.node_id import NodeIdLost
 from heapline.sql.rows import NewRow, check_rows, values_of
 from heapline.sql.shard import Name, Shard, Topic
-from heapline.sql.wal import BATCH_BYTES_MAX, BATCH_VERSION, Batch, Wal
+from heapline.sql.wal import BATCH_BYTES_MAX, BATCH_VERSION, Batch
 
+log = Log("heapline.sql")
+DRAIN_RETRY_SECONDS = 0.2
 VIEWS_MAX = 10_000  # topics
+
+
+def is_buffered(config: TopicConfig) -> bool:
+    """Whether enqueues on a topic may be acknowledged before Postgres has them."""
+    return config.k > 1 and not config.max_backlog
 
 
 class View(NamedTuple):
@@ -37,9 +47,45 @@ class View(NamedTuple):
     node_until: int | None
 
 
+class BatchFlusher(Protocol):
+    """Where batches are kept until they are in Postgres, and what moves them there: flusher.py, redis_buffer.py."""
+
+    failures_total: int  # flushes that failed
+
+    def accepts(self) -> bool:
+        """Whether enqueues go here now. False: to Postgres. Raise UnavailableError if they are refused."""
+
+    async def append(self, topic: str, batch: Batch) -> None:
+        """Store messages of a topic; return when they are durable."""
+
+    async def flush(self, topic: str) -> None:
+        """Wait until everything that this node has acknowledged for a topic is in Postgres."""
+
+    async def flush_all(self) -> None:
+        """Wait until everything that this node has acknowledged is in Postgres."""
+
+    async def close(self) -> None:
+        """Stop flushing."""
+
+    async def durability(self) -> str:
+        """Return what an acknowledgment means."""
+
+    @property
+    def depth(self) -> int:
+        """Units that are not known to be in Postgres."""
+
+    @property
+    def lag_ms(self) -> int:
+        """For how many milliseconds the oldest of these units has waited, at most; 0 if there is none."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether enqueues go to Postgres directly although this node is to acknowledge them earlier."""
+
+
 class WriteBuffer:
-    def __init__(self, shard: Shard, wal: Wal, flusher: Flusher, clock: Clock, fresh: float) -> None:
-        self._shard, self.wal, self.flusher, self._clock = shard, wal, flusher, clock
+    def __init__(self, shard: Shard, flusher: BatchFlusher, clock: Clock, fresh: float) -> None:
+        self._shard, self.flusher, self._clock = shard, flusher, clock
         self._fresh_ms = round(fresh * 1000)
         self._views: dict[Name, View] = {}
         self._reading: KeyedLocks[Name] = KeyedLocks()
@@ -50,6 +96,25 @@ class WriteBuffer:
             self._views.clear()
         else:
             self._views.pop(name, None)
+
+    async def drain(self, seconds: float | None) -> None:
+        """Flush everything, for at most this long. None: however long it takes."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._flush_all()
+        except TimeoutError:
+            shard, units = self._shard.index, self.flusher.depth
+            log.warning("messages not flushed before the end; they are flushed later", shard=shard, units=units)
+
+    async def _flush_all(self) -> None:
+        """Flush everything; while that fails, try again."""
+        while True:
+            try:
+                await self.flusher.flush_all()
+                return
+            except HeaplineError as error:
+                log.warning("flush failed; will retry", shard=self._shard.index, error=str(error))
+            await asyncio.sleep(DRAIN_RETRY_SECONDS)
 
     async def _view(self, name: Name) -> View:
         view = self._views.get(name)
@@ -70,12 +135,12 @@ class WriteBuffer:
         return view.node == self._shard.node.number and self._clock.boot_ms() - view.read_at <= self._fresh_ms
 
     async def enqueue(self, name: Name, rows: Sequence[NewRow], atomic: bool) -> list[Enqueued] | None:
-        """Store rows in the log. Return None if they must be stored in the database instead."""
-        if not self.wal.is_usable or sum(row.nbytes for row in rows) > BATCH_BYTES_MAX:
+        """Store rows. Return None if they must be stored in the database instead."""
+        if sum(row.nbytes for row in rows) > BATCH_BYTES_MAX:
             return None
         view = await self._view(name)
         topic, config = view.topic, view.topic.config
-        if config.k == 1 or config.max_backlog:
+        if not is_buffered(config) or not self.flusher.accepts():
             return None
         invalid = check_rows(rows, config, topic.name, atomic)
         good = [row for i, row in enumerate(rows) if i not in invalid]
@@ -89,9 +154,7 @@ class WriteBuffer:
             return None
         if good:
             values = [values_of(row, id, topic.ordering, now) for row, id in zip(good, ids, strict=True)]
-            unit, durable = self.wal.append(Batch(BATCH_VERSION, topic.id, *name, values))
-            self.flusher.appended(name.canonical, unit)
-            await durable
+            await self.flusher.append(name.canonical, Batch(BATCH_VERSION, topic.id, *name, values))
         results = iter([Enqueued(id, id_suffix=topic.id_suffix) for id in ids])
         return [
             Enqueued(0, error=invalid[i], id_suffix=topic.id_suffix) if i in invalid else next(results)

@@ -30,6 +30,7 @@ Url = Annotated[str, Meta(extra={"wanted": "secret a URL"})]
 Connections = Annotated[int, Meta(ge=2, le=1000)]
 Poll = Annotated[float, Meta(ge=0.01, le=60.0)]
 Kept = Annotated[float, Meta(ge=0.0, le=366 * 86400.0)]
+Drain = Annotated[float, Meta(ge=0.0, le=86400.0)]
 NodeLease = Annotated[float, Meta(ge=5.0, le=3600.0)]
 Timeout = Annotated[float, Meta(ge=0.1, le=3600.0)]
 
@@ -40,8 +41,10 @@ class SqlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     schema: str = "heapline"  # of each database; created on the first open
     connections: Connections = 8  # to each shard, besides one that listens; at least 2
     poll_interval: Poll = 1.0  # seconds between checks for what other nodes did, if no notification arrives
-    durability: Literal["wal", "postgres"] | None = None  # where an enqueue must be stored before it is acknowledged:
-    # this node's write-ahead log, or Postgres; None: wal if that directory is given, else postgres
+    durability: Literal["wal", "redis", "postgres"] | None = None  # where an enqueue must be stored before it is
+    # acknowledged: this node's write-ahead log, Redis or Postgres; None: wal if that directory is given, else postgres
+    slow_mode: bool = False  # with durability="redis", while Redis is down: enqueue into Postgres instead of refusing
+    drain_seconds: Drain | None = 10.0  # for moving enqueues to Postgres when the node stops; None: until all are there
     wal: str | None = None  # directory of this node's write-ahead log; used by one process at a time
     wal_keep: Kept = 600.0  # seconds to keep it after the flush, in case the database fails over to an older state
     node_lease: NodeLease = 60.0  # seconds that its part of message ids is reserved; renewed every third of that
@@ -72,6 +75,10 @@ class SqlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise BadRequest(f"schema must be up to 48 of the letters a-z 0-9 _, got {self.schema!r}")
         if self.durability == "wal" and self.wal is None:
             raise BadRequest("durability='wal' needs a directory; give wal='…', or durability='postgres'")
+        if self.durability == "redis" and self.redis is None:
+            raise BadRequest("durability='redis' needs a Redis server; give redis='redis://…'")
+        if self.slow_mode and self.policy != "redis":
+            raise BadRequest(f"slow_mode is not used with durability={self.policy!r}; omit it")
         if self.wal is not None and self.policy != "wal":
             raise BadRequest(f"wal is not used with durability={self.policy!r}; omit it, or choose durability='wal'")
 

@@ -8,49 +8,44 @@ than it is needed. To notice that, the mark is read at least every `poll_interva
 The database also stores which process has opened the log last. If that has not opened this directory, it uses a copy,
 and the mark is about other messages: then nothing is flushed, and enqueues go to the database.
 
-A call that must see what this node has acknowledged waits for the flush of its topic (`flush`). Messages of a topic
-that was deleted meanwhile are dropped; if it was created again, they go there, because they may have been meant for it.
+A call that must see what this node has acknowledged waits for the flush of its topic (`flush`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import asyncpg
 
 from heapline.clock import Clock
 from heapline.contract.errors import HeaplineError, JournalCorrupt, UnavailableError
-from heapline.core.ids import unix_ms_of
 from heapline.logs import Log
 from heapline.owned_tasks import OwnedTasks
-from heapline.sql.layout import COLUMNS, Layout, of_columns
-from heapline.sql.rows import columns_of
-from heapline.sql.shard import Name, Shard, Topic, lock_key, topic_of
+from heapline.sql.layout import Layout
+from heapline.sql.shard import EVERY_ANSWER, Shard, lock_key
 from heapline.sql.statements import statement
-from heapline.sql.timekeeper import Timekeeper
+from heapline.sql.unit_store import Stored, UnitStore
 from heapline.sql.wal import Batch, LogUnit, Wal
 
 log = Log("heapline.sql")
 RETRY_SECONDS = 0.2  # after a flush that failed
 RECLAIM_SECONDS = 30.0
 REOPEN_MS = 5000  # between attempts to use a log again that could not be written
-READY_COLUMNS = ("slot", *COLUMNS.split(", "))
 
 
-class Stored(NamedTuple):
+class Flushed(NamedTuple):
     """What a flush did, once it has committed."""
 
     mark: int
-    topics: list[Topic]
-    deadline: int | None  # when time alone changes something about the messages
+    stored: Stored | None  # None: nothing, because the database's mark was another
 
 
 class Flusher:
-    def __init__(self, shard: Shard, wal: Wal, timekeeper: Timekeeper, clock: Clock, poll: float, keep: float) -> None:
-        self._shard, self._wal, self._timekeeper, self._clock = shard, wal, timekeeper, clock
+    def __init__(self, shard: Shard, wal: Wal, store: UnitStore, clock: Clock, poll: float, keep: float) -> None:
+        self._shard, self._wal, self._store, self._clock = shard, wal, store, clock
         self._poll, self._keep = poll, keep
         self._lock = lock_key(f"heapline wal {shard.schema} {wal.id}")
         self._tasks = OwnedTasks()
@@ -59,7 +54,6 @@ class Flusher:
         self._last_unit: dict[str, int] = {}  # by topic, while it has messages in the log
         self._replay_end = 0  # units up to here were found in the log when it was opened
         self._marks: deque[tuple[int, int]] = deque()  # (boot ms, mark), to keep the log longer than it is needed
-        self._renamed: dict[int, int] = {}  # ids that were stored before, of other messages -> ids given instead
         self._reopen_at = 0  # boot ms
         self.mark = 0  # the last unit that is known to be in the database
         self.failures_total = 0
@@ -75,26 +69,25 @@ class Flusher:
         self.mark = await self._shard.run(work, lock=self._lock)
         await self._wal.open(self.mark)
         self._replay_end = self._wal.durable
-        if self.lag:
+        if self.depth:
             self._behind_since = self._clock.boot_ms()
-            log.info("replaying the write-ahead log", shard=self._shard.index, units=self.lag)
+            log.info("replaying the write-ahead log", shard=self._shard.index, units=self.depth)
         self._marks.append((self._clock.boot_ms(), self.mark))
         self._tasks.spawn(self._forever())
         self._tasks.spawn(self._reclaim_forever())
 
-    async def close(self, seconds: float) -> None:
-        """Flush everything, for at most this long. The rest is flushed by the next process with this directory."""
-        if self.mark < self._wal.appended:
-            try:
-                async with asyncio.timeout(seconds):
-                    await self.flush_all()
-            except (HeaplineError, TimeoutError) as error:
-                log.warning("write-ahead log not flushed; the next start replays it", error=str(error), units=self.lag)
+    async def close(self) -> None:
+        """Stop. What is not flushed is flushed by the next process with this directory."""
         await self._tasks.cancel()
+        await self._wal.close()
         self._wake_waiting(UnavailableError("this node is closing; retry on another"))
 
+    async def durability(self) -> str:
+        """Return what an acknowledgment means."""
+        return EVERY_ANSWER
+
     @property
-    def lag(self) -> int:
+    def depth(self) -> int:
         """Units in the log that are not known to be in the database."""
         return self._wal.durable - self.mark
 
@@ -108,9 +101,20 @@ class Flusher:
             self._behind_since = self._clock.boot_ms()
         self._work.set()
 
-    def appended(self, topic: str, unit: int) -> None:
-        """Record that a unit has messages of a topic."""
+    @property
+    def is_slow(self) -> bool:
+        """Whether enqueues go to Postgres directly, because the log cannot be written."""
+        return not self._wal.is_usable
+
+    def accepts(self) -> bool:
+        """Whether the log accepts messages."""
+        return self._wal.is_usable
+
+    async def append(self, topic: str, batch: Batch) -> None:
+        """Store messages of a topic in the log; return when they are durable."""
+        unit, durable = self._wal.append(batch)
         self._last_unit[topic] = unit
+        await durable
 
     async def flush(self, topic: str) -> None:
         """Wait until everything that this node has acknowledged for a topic is in the database."""
@@ -152,8 +156,8 @@ class Flusher:
                 began = self._clock.boot_ms()
                 await self._flush(await self._wal.after(self.mark))
                 self._wake_waiting()
-                self._behind_since = began if self.lag > 0 else None
-                if self.lag <= 0:
+                self._behind_since = began if self.depth > 0 else None
+                if self.depth <= 0:
                     await self._sleep()
             except (HeaplineError, OSError, asyncpg.PostgresError) as error:
                 self._wal.is_refused |= isinstance(error, JournalCorrupt)
@@ -164,7 +168,7 @@ class Flusher:
 
     async def _failed(self, error: Exception) -> None:
         self.failures_total += 1
-        log.warning("flush failed; will retry", shard=self._shard.index, error=str(error), units=self.lag)
+        log.warning("flush failed; will retry", shard=self._shard.index, error=str(error), units=self.depth)
         shown = (
             error if isinstance(error, HeaplineError) else UnavailableError(f"cannot flush messages ({error}); retry")
         )
@@ -190,12 +194,14 @@ class Flusher:
     async def _flush(self, units: Sequence[LogUnit]) -> None:
         """Store units, or only check the mark if there are none."""
 
-        async def work(connection: asyncpg.Connection) -> Stored:
+        async def work(connection: asyncpg.Connection) -> Flushed:
             row = await self._enter(connection)
-            if row["mark"] != self.mark or not units:
-                return Stored(row["mark"], [], None)
-            layout = Layout(row["now"], row["ready_turn"], row["lease_turn"])
-            return await self._store(connection, layout, units)
+            if row["mark"] != self.mark:
+                return Flushed(row["mark"], None)
+            layout, mark = Layout(row["now"], row["ready_turn"], row["lease_turn"]), units[-1].number
+            stored = await self._store.store(connection, layout, batches)
+            await connection.execute(statement("insert_mark"), self._wal.id, mark, layout.now)
+            return Flushed(mark, stored)
 
         if not units:
             async with self._shard.connection() as connection:
@@ -203,16 +209,15 @@ class Flusher:
             self._check_owner(row["owner"])
             self._continue_at(row["mark"])
             return
+        batches = [batch for unit in units for batch in unit.batches]
         try:
-            stored = await self._shard.run(work, lock=self._lock)
+            flushed = await self._shard.run(work, lock=self._lock)
         except asyncpg.UniqueViolationError as error:
-            await self._rename(units, error)
+            await self._store.rename(batches, error)
             return
-        self._continue_at(stored.mark)
-        for topic in stored.topics:
-            self._shard.wakeups.wake(topic.name)
-        if stored.deadline is not None:
-            self._timekeeper.expect(stored.deadline)
+        self._continue_at(flushed.mark)
+        if flushed.stored is not None:
+            self._store.committed(flushed.stored)
         self._last_unit = {topic: unit for topic, unit in self._last_unit.items() if unit > self.mark}
 
     async def _enter(self, connection: asyncpg.Connection) -> Any:
@@ -247,69 +252,6 @@ class Flusher:
                 units=self.mark - mark,
             )
         self.mark = mark
-
-    async def _store(self, connection: asyncpg.Connection, layout: Layout, units: Sequence[LogUnit]) -> Stored:
-        batches = [batch for unit in units for batch in unit.batches]
-        topics = await self._topics(connection, batches, layout.now)
-        ready: list[tuple[Any, ...]] = []
-        delayed: dict[int, list[tuple[Any, ...]]] = {}  # by topic
-        deadlines: list[int] = []
-        slot = layout.open("ready")
-        for batch in batches:
-            topic = topics.get(batch.topic)
-            if topic is None:
-                log.info("topic was deleted; its messages are dropped", topic=batch.name, count=len(batch.rows))
-                continue
-            for row in self._rows(batch, topic):
-                due, expires = row[2], row[5]
-                if due > layout.now:
-                    delayed.setdefault(topic.id, []).append(row)
-                    deadlines.append(due)
-                else:
-                    ready.append((slot, topic.id, *row[:4], 0, *row[4:7], None, *row[7:]))
-                    if expires is not None:
-                        deadlines.append(expires)
-        if ready:
-            await connection.copy_records_to_table(f"ready_{slot}", records=ready, columns=READY_COLUMNS)
-            counts = Counter(row[1] for row in ready)
-            await connection.execute(statement("count_flushed"), list(counts), list(counts.values()))
-        for id, rows in delayed.items():
-            await connection.execute(of_columns("insert_delayed"), id, *columns_of(rows))
-        mark = units[-1].number
-        await connection.execute(statement("insert_mark"), self._wal.id, mark, layout.now)
-        return Stored(mark, list(topics.values()), min(deadlines, default=None))
-
-    def _rows(self, batch: Batch, topic: Topic) -> Iterable[tuple[Any, ...]]:
-        """Return the messages of a batch as they are stored, in the order of rows.Stored."""
-        for id, key, due, priority, *rest in batch.rows:
-            id = self._renamed.get(id, id)
-            if topic.id != batch.topic:  # created again, perhaps with another order
-                key = topic.ordering.key(priority, unix_ms_of(id))
-            yield (id, key, due, priority, *rest)
-
-    async def _topics(self, connection: asyncpg.Connection, batches: Sequence[Batch], now: int) -> dict[int, Topic]:
-        """Return topics by the incarnation in the log: the same one, or else the one that has its name now."""
-        wanted = {batch.topic: Name(batch.namespace, batch.name) for batch in batches}
-        rows = await connection.fetch(statement("topics_by_id"), list(wanted))
-        found = {row["id"]: topic_of(Name(row["namespace"], row["name"]), row, now) for row in rows}
-        for id, name in wanted.items():
-            if id not in found:
-                row = await connection.fetchrow(statement("topic_by_name"), *name)
-                if row is not None:
-                    found[id] = topic_of(name, row, now)
-        return found
-
-    async def _rename(self, units: Sequence[LogUnit], error: Exception) -> None:
-        """Give new ids to messages whose id is taken: they were acknowledged, so they must be stored."""
-        batches = {row[0]: batch for unit in units for batch in unit.batches for row in batch.rows}
-        async with self._shard.connection() as connection:
-            rows = await connection.fetch(statement("stored_ids"), list(batches))
-        taken = [row["id"] for row in rows]
-        log.error("message id conflict; giving other ids", shard=self._shard.index, ids=taken, error=str(error))
-        for id in taken:
-            batch = batches[id]
-            turn = await self._shard.read_topic(Name(batch.namespace, batch.name))
-            (self._renamed[id],) = self._shard.node.mint(1, turn.now, turn.node_until)
 
     # -- reclaiming ------------------------------------------------------------------------------------------------
 

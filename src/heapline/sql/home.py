@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from heapline.sql.buffer import WriteBuffer
+from heapline.contract.config import TopicConfig
+from heapline.sql.buffer import WriteBuffer, is_buffered
 from heapline.sql.counters import Counters
-from heapline.sql.shard import Name, Shard
+from heapline.sql.redis_buffer import BufferDown
+from heapline.sql.shard import EVERY_ANSWER, Name, Shard
 from heapline.sql.timekeeper import Timekeeper
 
 
@@ -17,10 +19,24 @@ class Home:
         self.shard, self.name, self.counters, self._timekeeper = shard, name, counters, timekeeper
         self.buffer = buffer  # of enqueues; None: they go to the database
 
-    async def flush(self) -> None:
-        """Wait until the database has what this node has acknowledged for the topic."""
-        if self.buffer is not None:
-            await self.buffer.flusher.flush(self.name.canonical)
+    async def flush(self, required: bool = True) -> None:
+        """Wait until the database has what this node has acknowledged for the topic.
+
+        If it is in Redis, and Redis is down, raise BufferDown; unless it is required, continue without it.
+        """
+        try:
+            if self.buffer is not None:
+                await self.buffer.flusher.flush(self.name.canonical)
+        except BufferDown:
+            if required:
+                raise
+
+    async def durability(self, config: TopicConfig) -> str:
+        """Return what an answer on the topic promises."""
+        if self.buffer is None or not is_buffered(config):
+            return self.shard.durability
+        own = await self.buffer.flusher.durability()
+        return own if own != EVERY_ANSWER else self.shard.durability
 
     def forget(self) -> None:
         """Let enqueues read the topic's settings again."""

@@ -89,14 +89,13 @@ def rows_of(node: Node, depths: list[Row]) -> list[Row]:
             Row("shard_commits_total", (label,), shard.commits_total),
             Row("shard_commit_latency_ms", (label,), shard.commits.tally()),
         ]
-    for index, buffer in enumerate(node.buffers):
-        if buffer is not None:
-            flusher = buffer.flusher
-            rows += [
-                Row("wal_unflushed_units", (str(index),), flusher.lag),
-                Row("wal_flush_failures_total", (str(index),), flusher.failures_total),
-                Row("wal_flush_lag_ms", (str(index),), flusher.lag_ms),
-            ]
+    for index, flusher in node.flushers():
+        rows += [
+            Row("buffered_units", (str(index),), flusher.depth),
+            Row("flush_failures_total", (str(index),), flusher.failures_total),
+            Row("flush_lag_ms", (str(index),), flusher.lag_ms),
+            Row("slow_mode", (str(index),), int(flusher.is_slow)),
+        ]
     if node.redis is not None:
         rows += [
             Row("redis_up", (), int(node.redis.is_up)),

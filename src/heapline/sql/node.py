@@ -11,7 +11,7 @@ from heapline.contract.config import parse_topic
 from heapline.contract.errors import Closed
 from heapline.journal.disk import Disk, RealDisk
 from heapline.owned_tasks import OwnedTasks
-from heapline.sql.buffer import WriteBuffer
+from heapline.sql.buffer import BatchFlusher, WriteBuffer
 from heapline.sql.config import SqlConfig
 from heapline.sql.counters import Counters, Firings
 from heapline.sql.flusher import Flusher
@@ -20,8 +20,10 @@ from heapline.sql.placement import shard_of
 from heapline.sql.pops import PopQueue
 from heapline.sql.ready_queue import ReadyQueue
 from heapline.sql.redis import Redis
+from heapline.sql.redis_buffer import RedisFlusher
 from heapline.sql.shard import CLOSE_SECONDS, Name, Shard
 from heapline.sql.timekeeper import Timekeeper
+from heapline.sql.unit_store import UnitStore
 from heapline.sql.wal import Wal, WalDirectory
 
 QUEUES_MAX = 10_000  # topics whose ready queue is remembered
@@ -35,6 +37,7 @@ class Node:
         self.redis = None if config.redis is None else Redis(config.redis)
         self.clock: Clock = SystemClock()
         self.buffers: list[WriteBuffer | None] = [None] * len(self.shards)
+        self.redis_flushers: list[RedisFlusher] = []  # one per shard, if Redis is used
         self.disk: Disk = RealDisk()
         self._wal: WalDirectory | None = None
         self.tasks = OwnedTasks()
@@ -51,7 +54,7 @@ class Node:
         for error in filter(None, ends):
             raise error
         if self.redis is not None:
-            await self.redis.open(self.shards[0].deployment)
+            await self._open_redis(self.redis)
         if self.config.wal is not None:
             self._wal = WalDirectory(self.disk, self.config.wal)
             await self._open_wal(self._wal)
@@ -59,23 +62,39 @@ class Node:
             timekeeper.start()
         self.is_open = True
 
+    async def _open_redis(self, redis: Redis) -> None:
+        """Connect, and start to flush what any node has left there."""
+        await redis.open(self.shards[0].deployment)
+        config = self.config
+        for index, shard in enumerate(self.shards):
+            store = UnitStore(shard, self.timekeepers[index])
+            flusher = RedisFlusher(shard, redis, store, self.clock, config.poll_interval, config.slow_mode)
+            self.redis_flushers.append(flusher)
+            if config.policy == "redis":
+                self.buffers[index] = WriteBuffer(shard, flusher, self.clock, config.poll_interval)
+            flusher.start()
+
     async def _open_wal(self, directory: WalDirectory) -> None:
         """Open the log of each shard, and start to flush what an earlier process left there."""
         config = self.config
         await asyncio.to_thread(directory.open, self.shards[0].deployment, len(self.shards))
         for index, shard in enumerate(self.shards):
-            identity = directory.identity
-            path = directory.log_path(index)
+            identity, path = directory.identity, directory.log_path(index)
             wal = Wal(directory.disk, path, identity.logs[index], identity.owners, self.clock.wall_ms)
-            flusher = Flusher(shard, wal, self.timekeepers[index], self.clock, config.poll_interval, config.wal_keep)
-            self.buffers[index] = WriteBuffer(shard, wal, flusher, self.clock, config.poll_interval)
+            store = UnitStore(shard, self.timekeepers[index])
+            flusher = Flusher(shard, wal, store, self.clock, config.poll_interval, config.wal_keep)
+            self.buffers[index] = WriteBuffer(shard, flusher, self.clock, config.poll_interval)
             await flusher.open()
 
-    async def _close_wal(self, directory: WalDirectory) -> None:
+    async def _close_buffers(self) -> None:
+        """Move to Postgres what this node has acknowledged, and stop."""
         buffers = [buffer for buffer in self.buffers if buffer is not None]
-        await asyncio.gather(*(buffer.flusher.close(CLOSE_SECONDS) for buffer in buffers))
-        await asyncio.gather(*(buffer.wal.close() for buffer in buffers))
-        directory.close()
+        await asyncio.gather(*(buffer.drain(self.config.drain_seconds) for buffer in buffers))
+        flushers: list[BatchFlusher] = [buffer.flusher for buffer in buffers]
+        flushers += [flusher for flusher in self.redis_flushers if flusher not in flushers]
+        await asyncio.gather(*(flusher.close() for flusher in flushers))
+        if self._wal is not None:
+            self._wal.close()
 
     async def close(self) -> None:
         self.is_open = False
@@ -85,8 +104,7 @@ class Node:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.tasks.join()
         await self.tasks.cancel()
-        if self._wal is not None:
-            await self._close_wal(self._wal)
+        await self._close_buffers()
         await asyncio.gather(*(timekeeper.close() for timekeeper in self.timekeepers))
         if self.redis is not None:
             await self.redis.close()
@@ -111,6 +129,12 @@ class Node:
         return Home(
             self.shards[index], name, self.counters(name.canonical), self.timekeepers[index], self.buffers[index]
         )
+
+    def flushers(self) -> list[tuple[int, BatchFlusher]]:
+        """Return what moves enqueues to Postgres, by shard: that of the policy, or else that of Redis."""
+        found: dict[int, BatchFlusher] = dict(enumerate(self.redis_flushers))
+        found |= {index: buffer.flusher for index, buffer in enumerate(self.buffers) if buffer is not None}
+        return sorted(found.items())
 
     def counters(self, topic: str) -> Counters:
         found = self._counters.get(topic)

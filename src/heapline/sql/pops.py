@@ -183,7 +183,7 @@ class PopQueue:
         """Serve calls from the database, in one transaction. Return whether there may be more messages."""
         shard, began = self._home.shard, perf_counter()
         epoch = shard.floors.epoch
-        await self._home.flush()
+        await self._home.flush(required=False)
         serve = partial(lease, home=self._home, calls=calls, claim=claim_best, has_more=has_more)
         turn, has_more = await shard.in_topic(self._home.name, serve)
         for call in calls:

@@ -1,8 +1,8 @@
 """One node's connection to Redis, and the names of its keys there.
 
-Redis holds only what can be lost: Postgres decides. So Redis never blocks a call. A command that takes longer than
-`COMMAND_SECONDS` fails with RedisDown, and from then on every command fails with it immediately, until a probe in the
-background has reached the server again.
+Redis holds only what can be lost, except with `durability="redis"` (redis_buffer.py). It never blocks a call. A command
+that takes longer than `COMMAND_SECONDS` fails with RedisDown, and from then on every command fails with it immediately,
+until a probe in the background has reached the server again. A server that is full refuses commands, but is not down.
 
     try:
         count = await node.redis.run(lambda client: client.incr(rate_key("shop")))
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from heapline.contract.errors import BadRequest
 from heapline.logs import Log
@@ -36,6 +36,7 @@ COMMAND_SECONDS = 0.5
 PROBE_SECONDS = 0.5  # between attempts to reach a server that is down
 CONNECTIONS_MAX = 64
 DEPLOYMENT_KEY = "mqueue:deployment"
+SETTINGS = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
 _FAILURES = (RedisError, OSError, TimeoutError, ssl.SSLError)
 
 
@@ -66,6 +67,11 @@ def popped_key(shard: int, topic: int) -> str:
 def filling_key(shard: int, topic: int) -> str:
     """Return the key that exists while a node fills the ready queue of a topic."""
     return f"mqueue:filling:{shard}:{topic}"
+
+
+def buffer_key(shard: int) -> str:
+    """Return the key of the enqueues for a shard that Redis has acknowledged and Postgres does not have yet."""
+    return f"mqueue:buffer:{shard}"
 
 
 class Redis:
@@ -109,9 +115,23 @@ class Redis:
         try:
             async with asyncio.timeout(CONNECT_SECONDS + COMMAND_SECONDS):
                 return await work(self._client)
+        except OutOfMemoryError as error:
+            raise RedisDown("redis is full; nothing was stored") from error
         except _FAILURES as error:
             self._break(error)
             raise RedisDown(str(error)) from error
+
+    async def settings(self) -> dict[str, str]:
+        """Return what the server does with data; nothing if this user may not ask."""
+
+        async def read(client: Any) -> dict[str, str]:
+            try:
+                found: dict[str, str] = await client.config_get(*SETTINGS)
+            except ResponseError:
+                return {}
+            return found
+
+        return await self.run(read)
 
     def _break(self, error: BaseException) -> None:
         if self.is_up:
@@ -138,10 +158,18 @@ class Redis:
         self._broke.clear()
         try:
             async with asyncio.timeout(CONNECT_SECONDS + COMMAND_SECONDS):
-                before = await self._client.set(DEPLOYMENT_KEY, self._deployment, nx=True, get=True)
+                before = await self._claim()
             if before is not None and before.decode() != self._deployment:
                 raise ForeignDatabase(before.decode())
         except (*_FAILURES, ForeignDatabase) as error:
             self._report(error)
         else:
             self.is_up, self._is_reported = True, False
+
+    async def _claim(self) -> bytes | None:
+        """Claim the database for this deployment. Return the deployment that has it, if any."""
+        try:
+            found: bytes | None = await self._client.set(DEPLOYMENT_KEY, self._deployment, nx=True, get=True)
+        except OutOfMemoryError:  # it refuses to write, and can be read, so that it becomes emptier
+            found = await self._client.get(DEPLOYMENT_KEY)
+        return found

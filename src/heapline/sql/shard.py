@@ -33,6 +33,7 @@ log = Log("heapline.sql")
 T = TypeVar("T")
 ATTEMPTS = 5  # of a transaction that was rolled back because of a deadlock, or because the node id was lost
 POSTGRES_MIN = 14
+EVERY_ANSWER = "every answer is durable"
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 ROLLBACK_SECONDS = 5.0  # after which a connection is given up instead
@@ -271,7 +272,7 @@ class Shard:
     def durability(self) -> str:
         if self.settings["fsync"] != "on" or self.settings["synchronous_commit"] == "off":
             return "answers may be lost in a crash of the database: its fsync or synchronous_commit is off"
-        return "every answer is durable"
+        return EVERY_ANSWER
 
     # -- transactions ----------------------------------------------------------------------------------------------
 

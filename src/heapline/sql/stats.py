@@ -29,6 +29,7 @@ from heapline.core.depth_histogram import DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_L
 from heapline.core.ids import unix_ms_of
 from heapline.core.latency import BOUNDS_MS, Latency
 from heapline.core.order import Ordering
+from heapline.sql.buffer import is_buffered
 from heapline.sql.handlers import handles
 from heapline.sql.home import Home
 from heapline.sql.node import Node
@@ -45,7 +46,7 @@ SAMPLE_BYTES = SAMPLE_ROWS * 400
 @handles(topics.Stats)
 async def stats(node: Node, command: topics.Stats, context: Context) -> TopicStats:
     home = node.home(command.topic)
-    await home.flush()
+    await home.flush(required=False)
     turn = await home.shard.read_topic(home.name)
     cuts, bounds = _cuts(turn.topic.ordering, turn.now), [turn.now + within * 1000 for within in DUE_WITHIN]
     async with home.shard.connection() as connection:
@@ -60,8 +61,9 @@ async def stats(node: Node, command: topics.Stats, context: Context) -> TopicSta
             row["oldest"] = await connection.fetchval(statement("oldest_ready"), turn.topic.id, SAMPLE_ROWS)
         if row["leased"]:
             row["ends"] = await connection.fetchval(statement("first_lease_end"), turn.topic.id, SAMPLE_ROWS)
-        row["has_wal"] = home.buffer is not None or await connection.fetchval(statement("has_flushed"))
+        row["has_buffers"] = home.buffer is not None or await connection.fetchval(statement("has_flushed"))
         row["prepared"] = await connection.fetchval(statement("count_prepared"), turn.topic.id)
+    row["durability"] = await home.durability(turn.topic.config)
     return _stats(home, turn, row, depths, dues)
 
 
@@ -123,7 +125,7 @@ def _stats(home: Home, turn: Turn, row: dict[str, Any], depths: list[int], dues:
         topic=topic.name,
         **counts,
         paused=topic.is_paused,
-        durability=shard.durability,
+        durability=row["durability"],
         partitions=[whole],
         enqueued_total=counters.enqueued,
         duplicates_total=counters.duplicates,
@@ -133,7 +135,7 @@ def _stats(home: Home, turn: Turn, row: dict[str, Any], depths: list[int], dues:
         lease_timeouts_total=counters.timeouts,
         dead_total=counters.dead,
         expired_total=counters.expired,
-        spine=_spine(topic.config, row["has_wal"], counts["ready"]),
+        spine=_spine(topic.config, row["has_buffers"], counts["ready"]),
         oldest_ready_age=age,
         depth_by_priority=[DepthBucket(*bucket) for bucket in buckets if bucket[2]],
         due_histogram=[DueBucket(*bucket) for bucket in zip((*DUE_WITHIN, None), dues, strict=True)],
@@ -146,13 +148,13 @@ def _stats(home: Home, turn: Turn, row: dict[str, Any], depths: list[int], dues:
     )
 
 
-def _spine(config: TopicConfig, has_wal: bool, ready: int) -> SpineStats:
-    """Messages in a write-ahead log of any node are passed over, however many they are, so there is no bound then."""
-    uses_wal = has_wal and config.k > 1 and not config.max_backlog
+def _spine(config: TopicConfig, has_buffers: bool, ready: int) -> SpineStats:
+    """Messages in a log of any node or in Redis are passed over, however many they are, so there is no bound then."""
+    is_unbounded = has_buffers and is_buffered(config)
     return SpineStats(
         strategy="best_first",
         k=config.k,
-        bound=None if uses_wal else depth_of(config) + 1,
+        bound=None if is_unbounded else depth_of(config) + 1,
         partitions=1,
         available=1,
         candidates=int(ready > 0),

@@ -18,7 +18,14 @@ def test_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "policy"), [({}, "postgres"), ({"wal": "dir"}, "wal"), ({"wal": "dir", "durability": "wal"}, "wal")]
+    ("fields", "policy"),
+    [
+        ({}, "postgres"),
+        ({"wal": "dir"}, "wal"),
+        ({"wal": "dir", "durability": "wal"}, "wal"),
+        ({"redis": "redis://h"}, "postgres"),
+        ({"redis": "redis://h", "durability": "redis", "slow_mode": True}, "redis"),
+    ],
 )
 def test_directory_for_a_log_decides_the_default_durability(fields: dict[str, Any], policy: str) -> None:
     assert make_sql_config([URL], fields).policy == policy
@@ -31,7 +38,9 @@ def test_directory_for_a_log_decides_the_default_durability(fields: dict[str, An
         ([URL], {"schema": "Heap"}), ([URL], {"connections": 1}), ([URL], {"poll_interval": 0}),
         ([URL], {"redis": "http://x"}), ([URL], {"durability": "wal"}),
         ([URL], {"wal": "dir", "durability": "postgres"}), ([URL], {"durability": "disk"}),
-        ([URL], {"wal": "dir", "wal_keep": -1}),
+        ([URL], {"wal": "dir", "wal_keep": -1}), ([URL], {"durability": "redis"}),
+        ([URL], {"durability": "redis", "redis": "redis://h", "wal": "dir"}), ([URL], {"slow_mode": True}),
+        ([URL], {"wal": "dir", "slow_mode": True}), ([URL], {"drain_seconds": -1}),
     ],
 )  # fmt: skip
 def test_invalid_settings_are_refused(postgres: Any, fields: dict[str, Any]) -> None:

@@ -118,9 +118,10 @@ SQL_FAMILIES = (
     Family("redis_up", "gauge", (), "1 if Redis answers; 0 while this node continues without it."),
     Family("prefetched", "gauge", ("topic",), "Messages in the ready queue, for topics that this node has popped."),
     Family("prefetched_total", "counter", ("topic",), "Messages that this node leased through the ready queue."),
-    Family("wal_unflushed_units", "gauge", ("shard",), "Writes of the write-ahead log that are not in Postgres."),
-    Family("wal_flush_lag_ms", "gauge", ("shard",), "How long the oldest of these has waited; 0 without any."),
-    Family("wal_flush_failures_total", "counter", ("shard",), "Flushes of the write-ahead log that failed."),
+    Family("buffered_units", "gauge", ("shard",), "Writes to the log, or to the buffer in Redis, not yet in Postgres."),
+    Family("flush_lag_ms", "gauge", ("shard",), "How long the oldest of these has waited; 0 without any."),
+    Family("flush_failures_total", "counter", ("shard",), "Flushes of the log or of the buffer in Redis that failed."),
+    Family("slow_mode", "gauge", ("shard",), "1 while enqueues wait for Postgres because log or Redis does not work."),
     Family("redis_failures_total", "counter", (), "Times that Redis went down."),
     Family("shard_commit_latency_ms", "histogram", ("shard",), "Transactions of this node, from begin to commit."),
 )  # fmt: skip
