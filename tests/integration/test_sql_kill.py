@@ -23,6 +23,7 @@ import pytest
 
 import heapline
 import heapline.sql
+from heapline.sql.redis import buffer_key
 from tests.integration.sql_node import TOPIC, VISIBILITY
 from tests.postgres import UNSYNCED, KillablePostgres, fresh_schema, shared_url
 from tests.valkey import Valkey
@@ -101,7 +102,7 @@ class Rig:
         return [json.loads(line) for record in self.records for line in record.read_text().splitlines()]
 
     async def drain(self) -> list[str]:
-        """Pop and ack everything, and wait for leases of killed nodes. Each node's log is replayed before."""
+        """Pop and ack everything, and wait for leases of killed nodes. What is not flushed is flushed before."""
         found: list[str] = []
         settings = {name: value for name, value in self._settings.items() if name != "k"}
         for seat in range(NODES if self._uses_wal else 0):
@@ -110,6 +111,10 @@ class Rig:
                 await hl.stats(TOPIC)
         if self._uses_wal:
             settings.pop("durability", None)
+        if settings.get("durability") == "redis":
+            async with heapline.sql.open([self.url], schema=self.schema, **settings) as hl:
+                while await hl.node.redis.run(lambda client: client.llen(buffer_key(0))):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
         connection = await asyncpg.connect(self.url, server_settings={"search_path": self.schema})
         assert await connection.fetch("SELECT * FROM miscounted") == []
         await connection.close()
@@ -185,13 +190,16 @@ async def test_killed_nodes_lose_nothing_and_redeliver_nothing_acked(tmp_path: P
     check(lines, Counter(await rig.drain()))
 
 
-async def test_killed_valkey_postgres_and_nodes_lose_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["wal", "redis"])
+async def test_killed_valkey_postgres_and_nodes_lose_nothing(tmp_path: Path, policy: str) -> None:
     """Pops take from the ready queue. Its server keeps a file that may be old, and is killed most often."""
-    postgres, valkey = KillablePostgres(UNSYNCED), Valkey("--appendonly", "yes")
+    fsync = "always" if policy == "redis" else "everysec"
+    postgres, valkey = KillablePostgres(UNSYNCED), Valkey("--appendonly", "yes", "--appendfsync", fsync)
     try:
         postgres.start()
         valkey.start()
-        rig = Rig(tmp_path, postgres.url, "heapline", {"k": 100, "redis": valkey.url()}, True)
+        settings = {"k": 100, "redis": valkey.url(), "durability": policy}
+        rig = Rig(tmp_path, postgres.url, "heapline", settings, policy == "wal")
         lines = await asyncio.to_thread(rig.run, 2 * KILLS, [valkey, valkey, postgres])
         assert max(facts[0] for kind, *facts in lines if kind == "prefetched") > 0, "nothing was prefetched"
         check(lines, Counter(await rig.drain()))
