@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ from heapline import Outgoing
 from heapline.client.transports.http import HttpBroker
 from heapline.contract.errors import Unsupported
 from tests.integration.raw_grpc import GrpcBroker
-from tests.integration.sql_processes import connect, http, sql_node, until
+from tests.integration.server_process import Process
+from tests.integration.sql_processes import admin_key, connect, http, sql_node, until
 from tests.integration.test_sql_shards import topics_by_shard
 from tests.postgres import UNSYNCED, fresh_schema, postgres_server, shared_url
+from tests.valkey import fresh_redis
 
 pytest.importorskip("asyncpg")
 
@@ -38,10 +42,10 @@ async def test_queue_in_postgres_is_served_over_every_interface(tmp_path: Path) 
         async with (
             connect(node, data) as sdk,
             GrpcBroker(node.grpc_target, key) as grpc,
-            HttpBroker(f"http://127.0.0.1:{node.http_port}", credential=key) as over_http,
+            over_http(node, data) as rest,
         ):
             await sdk.create_topic("jobs")
-            for hl in (sdk, grpc, over_http):
+            for hl in (sdk, grpc, rest):
                 await hl.enqueue("jobs", b"later", delay=3600)
                 await hl.enqueue_batch("jobs", [Outgoing(b"b", priority=2), Outgoing(b"a", priority=1)])
                 messages = await hl.pop("jobs", 10, wait=5.0)
@@ -135,10 +139,66 @@ async def test_stopped_node_finishes_its_calls_and_releases_its_number(tmp_path:
     await connection.close()
 
 
+async def test_node_acknowledges_enqueues_by_the_log_in_its_directory(tmp_path: Path) -> None:
+    data, schema = tmp_path / "a", fresh_schema()
+    async with sql_node(data, schema) as node, over_http(node, data) as hl:
+        assert (await hl.describe()).settings["durability"] == "wal"
+        await hl.create_topic("jobs", k=100)
+        async with flushes_held(schema):
+            await hl.enqueue("jobs", b"x")
+            assert await stored(schema) == 0
+            await node.kill()
+    async with sql_node(data, schema) as node, over_http(node, data) as hl:
+        assert [m.payload for m in await hl.pop("jobs", 10, wait=10.0)] == [b"x"]
+
+
+@pytest.mark.parametrize("policy", ["redis", "postgres"])
+async def test_durability_of_a_node_can_be_chosen(tmp_path: Path, policy: str) -> None:
+    data, redis = tmp_path / "a", fresh_redis()
+    (data / "wal").mkdir(parents=True)
+    async with sql_node(data, fresh_schema(), durability=policy, redis=redis) as node:
+        async with over_http(node, data) as hl:
+            assert (await hl.describe()).settings["durability"] == policy
+            await hl.create_topic("jobs", k=100)
+            await hl.enqueue("jobs", b"x")
+            assert [m.payload for m in await hl.pop("jobs", 10, wait=10.0)] == [b"x"]
+        assert list((data / "wal").iterdir()) == []
+        assert b"write-ahead log not used" in node.logged()
+
+
+def over_http(node: Process, data: Path) -> HttpBroker:
+    """A client that does not number its enqueues, so that they may be acknowledged early."""
+    return HttpBroker(f"http://127.0.0.1:{node.http_port}", credential=admin_key(data))
+
+
+@contextlib.asynccontextmanager
+async def flushes_held(schema: str) -> AsyncIterator[None]:
+    """Keep all nodes from flushing what they have acknowledged."""
+    import asyncpg
+
+    admin = await asyncpg.connect(shared_url(), server_settings={"search_path": schema})
+    async with admin.transaction():
+        await admin.execute("LOCK TABLE flushed IN SHARE MODE")
+        yield
+    await admin.close()
+
+
+async def stored(schema: str) -> int:
+    import asyncpg
+
+    admin = await asyncpg.connect(shared_url(), server_settings={"search_path": schema})
+    found: int = await admin.fetchval("SELECT count(*) FROM items")
+    await admin.close()
+    return found
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (("--broker", "sql"), "needs a database"),
+        (("--durability", "redis"), "setting of the sql broker"),
+        (("--broker", "sql", "--postgres", "postgresql://x@y/z", "--durability", "redis"), "needs a Redis server"),
+        (("--broker", "sql", "--postgres", "postgresql://x@y/z", "--slow-mode"), "slow_mode is not used"),
         (("--postgres", "postgresql://x@y/z"), "setting of the sql broker"),
         (("--broker", "sql", "--postgres", "postgresql://nobody@127.0.0.1:1/x"), "cannot open shard 0"),
         (("--broker", "sql", "--postgres", "mysql://x"), "must be a URL such as postgresql://"),

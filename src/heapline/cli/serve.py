@@ -15,12 +15,18 @@ import typer
 
 from heapline.cli.options import Value
 from heapline.contract.errors import BadRequest
+from heapline.logs import Log
 
+log = Log("heapline.sql")
 GC_THRESHOLD = 20_000  # objects created and not freed between two collections; Python's default is 700
 SQL_NODE_FILE = "sql-node"  # in the data directory of a node, whose keys and users are elsewhere
 POSTGRES_HELP = (
     "Database of the sql broker; repeat it for each shard, always in the same order. The process list shows flags, so "
     "pass URLs with a password in HEAPLINE_POSTGRES instead, separated by spaces."
+)
+DURABILITY_HELP = (
+    "Where the sql broker stores an enqueue before it acknowledges it: wal (a log in the data directory), redis, or "
+    "postgres. Default: wal."
 )
 
 
@@ -30,6 +36,8 @@ def serve(
     broker_type: Annotated[str | None, "--broker", "log (a directory) or sql (PostgreSQL). Default: log."] = None,
     postgres: Annotated[list[str] | None, POSTGRES_HELP, Value("URL")] = None,
     redis: Annotated[str | None, "Redis of the sql broker, shared by its nodes. Default: none.", Value("URL")] = None,
+    durability: Annotated[str | None, DURABILITY_HELP] = None,
+    slow_mode: Annotated[bool | None, "With --durability redis: enqueue into PostgreSQL while Redis is down."] = None,
     host: Annotated[str | None, "Address to listen on. Default: 127.0.0.1."] = None,
     port: Annotated[int | None, "Port for Heapline's own protocol. Default: 7400."] = None,
     grpc_port: Annotated[int | None, "Port for gRPC. Default: 7410."] = None,
@@ -102,8 +110,7 @@ def _make_sql_broker(settings: Any) -> Any:
     import heapline.sql
 
     try:
-        redis = {} if settings.redis is None else {"redis": settings.redis}
-        broker = heapline.sql.open(settings.postgres, **settings.broker | redis)
+        broker = heapline.sql.open(settings.postgres, **_sql_fields(settings))
     except ImportError as error:
         raise BadRequest(f"`--broker sql` needs {error.name!r}; run pip install 'heapline[server,sql]'") from None
     if (settings.data / "catalog.json").exists():
@@ -111,6 +118,18 @@ def _make_sql_broker(settings: Any) -> Any:
     settings.data.mkdir(parents=True, exist_ok=True)
     (settings.data / SQL_NODE_FILE).touch()
     return broker
+
+
+def _sql_fields(settings: Any) -> dict[str, Any]:
+    """Return the fields of SqlConfig: a node has a write-ahead log in its directory unless the policy is another."""
+    flags = {name: value for name in ("redis", "durability", "slow_mode") if (value := getattr(settings, name))}
+    fields: dict[str, Any] = settings.broker | flags
+    own = settings.data / "wal"
+    if fields.get("durability") in (None, "wal"):
+        return {"wal": str(own)} | fields
+    if own.exists():
+        log.warning("write-ahead log not used; start with --durability wal to flush what it has", path=str(own))
+    return fields
 
 
 def _check_port(host: str, port: int, flag: str) -> None:

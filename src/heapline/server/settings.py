@@ -24,6 +24,7 @@ from heapline.server.limits import Limits, MQueueRules
 # without gathering, 17.5 k with 4 steps, 19.7 k with 12; the gain is not settled.
 GATHER_STEPS = 4
 PREFIX = "HEAPLINE_"
+SQL_SETTINGS = ("postgres", "redis", "durability", "slow_mode")
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
 Rate = Annotated[float, Meta(ge=0, le=1e6)]
@@ -33,6 +34,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     broker_type: Literal["log", "sql"] = "log"  # a directory of this machine, or PostgreSQL databases
     postgres: list[str] = []  # sql only: one URL per shard, always in the same order
     redis: str | None = None  # sql only: URL of a Redis database that all nodes share
+    durability: Literal["wal", "redis", "postgres"] | None = None  # sql only: see SqlConfig; None: wal, in data/wal
+    slow_mode: bool = False  # sql only: with durability redis, enqueue into Postgres while Redis is down
     data: Path = Path("data")  # the log broker's directory; keys and the audit log
     host: str = "127.0.0.1"  # loopback by default
     port: Port = 7400  # of the native wire; 0: any free port
@@ -143,7 +146,7 @@ def _decode(kind: type[Any], value: Any) -> Any:
 def _check_broker(settings: ServerSettings) -> None:
     """Check that the settings belong to the chosen broker. Those of `sql` are checked where it is created."""
     if settings.broker_type == "log":
-        for name in ("postgres", "redis"):
+        for name in SQL_SETTINGS:
             if getattr(settings, name):
                 raise BadRequest(f"{name} is a setting of the sql broker; add --broker sql, or omit it")
         settings.broker_config()
