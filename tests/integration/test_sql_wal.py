@@ -301,9 +301,9 @@ async def test_copy_beside_its_original_loses_no_message_silently(tmp_path: Path
             await copy.enqueue(topic, payload)
         assert await take_all(copy, topic) == [b"1", b"2", b"3"]
         await copy.close()
-        await until(lambda: not buffer_of(original).wal.is_usable)
+        await until(lambda: not buffer_of(original).flusher._wal.is_usable)
         await original.enqueue(topic, b"to the database")
-        assert buffer_of(original).wal.durable == 1
+        assert buffer_of(original).flusher._wal.durable == 1
         assert await take_all(original, topic) == [b"to the database"]
     with pytest.raises(JournalCorrupt, match="a copy of its directory has been opened since"):
         await open_node(wal=str(tmp_path / "wal"))
@@ -313,12 +313,12 @@ async def test_log_of_a_database_that_forgot_its_owner_is_flushed(tmp_path: Path
     """It failed over to a state from before this process had opened the log."""
     async with node(tmp_path) as hl:
         await hl.create_topic(topic, k=10)
-        earlier = await admin.fetchval("SELECT owner FROM wal_owners WHERE wal = $1", buffer_of(hl).wal.id)
+        earlier = await admin.fetchval("SELECT owner FROM wal_owners WHERE wal = $1", buffer_of(hl).flusher._wal.id)
     async with node(tmp_path) as hl:
-        await admin.execute("UPDATE wal_owners SET owner = $1 WHERE wal = $2", earlier, buffer_of(hl).wal.id)
+        await admin.execute("UPDATE wal_owners SET owner = $1 WHERE wal = $2", earlier, buffer_of(hl).flusher._wal.id)
         await hl.enqueue(topic, b"x")
         assert await take_all(hl, topic) == [b"x"]
-        assert await admin.fetchval("SELECT owner FROM wal_owners WHERE wal = $1", buffer_of(hl).wal.id) != earlier
+        assert await admin.fetchval("SELECT owner FROM wal_owners WHERE wal = $1", buffer_of(hl).flusher._wal.id) != earlier
 
 
 async def test_damaged_log_is_refused_by_name(tmp_path: Path, admin: Any, topic: str) -> None:
