@@ -240,6 +240,33 @@ async def test_calls_that_need_a_message_fail_while_redis_has_it_and_is_down(
         assert await take_all(hl, topic) == []
 
 
+async def test_call_that_waits_for_a_flush_fails_when_redis_goes_down(
+    valkey: Valkey, admin: Any, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node(valkey) as hl:
+        await hl.create_topic(topic, k=10)
+        flusher, began, may_go_on = flusher_of(hl), asyncio.Event(), asyncio.Event()
+        flush_round = flusher._round
+
+        async def slow_round() -> bool:
+            began.set()
+            await may_go_on.wait()
+            return False  # it flushed some, and another command has found Redis down meanwhile
+
+        monkeypatch.setattr(flusher, "_round", slow_round)
+        await began.wait()
+        await hl.enqueue(topic, b"x")
+        peeking = asyncio.create_task(hl.peek(topic))
+        await until(lambda: flusher._waiting)
+        hl.node.redis._break(OSError("down"))
+        may_go_on.set()
+        with pytest.raises(BufferDown):
+            await peeking
+        monkeypatch.setattr(flusher, "_round", flush_round)
+        await until(lambda: hl.node.redis.is_up)
+        assert await take_all(hl, topic) == [b"x"]
+
+
 async def test_calls_see_what_this_node_has_acknowledged(valkey: Valkey, topic: str) -> None:
     async with node(valkey) as hl:
         await hl.create_topic(topic, k=10)

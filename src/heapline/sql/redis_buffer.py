@@ -210,6 +210,9 @@ class RedisFlusher:
             await self._redis.run(lambda client: client.rpush(self._key, data))
         except RedisDown as down:
             error = UnavailableError(f"redis did not acknowledge the enqueue ({down}); the outcome is unknown: retry")
+        except BaseException:  # this node is closing
+            self._answer([future for *_, future in gathered], Closed())
+            raise
         if self._behind_since is None:
             self._behind_since = self._clock.boot_ms()
         for topic, *_ in gathered:
@@ -255,7 +258,10 @@ class RedisFlusher:
         while True:
             try:
                 self._work.clear()
-                if not self._redis.is_up or await self._round():
+                if not self._redis.is_up:
+                    self._wake(BufferDown("messages that were acknowledged are in redis, which is down; retry later"))
+                    await self._sleep()
+                elif await self._round():
                     await self._sleep()
             except (RedisDown, HeaplineError, OSError, asyncpg.PostgresError) as error:
                 await self._failed(error)
