@@ -38,6 +38,8 @@ async def crash(broker: Any) -> None:
     """
     node = broker.node
     node.is_open = False
+    for flusher in [*node.redis_flushers, *(flusher for _, flusher in node.flushers())]:
+        await flusher._tasks.cancel()  # first: a rollback on a connection that was terminated hides the cancellation
     for shard in node.shards:
         await shard.circuit.close()
         shard._pool.terminate()
@@ -47,10 +49,6 @@ async def crash(broker: Any) -> None:
     for queue in list(node._pops.values()):
         queue.close(heapline.Closed())
     await node.tasks.cancel()
-    for _, flusher in node.flushers():
-        await flusher._tasks.cancel()
-    for flusher in node.redis_flushers:
-        await flusher._tasks.cancel()
     if node._wal is not None:
         for wal in [buffer.flusher._wal for buffer in node.buffers]:
             if wal._writing is not None:
