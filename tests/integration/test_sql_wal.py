@@ -318,7 +318,10 @@ async def test_log_of_a_database_that_forgot_its_owner_is_flushed(tmp_path: Path
         await admin.execute("UPDATE wal_owners SET owner = $1 WHERE wal = $2", earlier, buffer_of(hl).flusher._wal.id)
         await hl.enqueue(topic, b"x")
         assert await take_all(hl, topic) == [b"x"]
-        assert await admin.fetchval("SELECT owner FROM wal_owners WHERE wal = $1", buffer_of(hl).flusher._wal.id) != earlier
+        assert (
+            await admin.fetchval("SELECT owner FROM wal_owners WHERE wal = $1", buffer_of(hl).flusher._wal.id)
+            != earlier
+        )
 
 
 async def test_damaged_log_is_refused_by_name(tmp_path: Path, admin: Any, topic: str) -> None:

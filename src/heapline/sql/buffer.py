@@ -8,6 +8,8 @@ makes is noticed after that time at most.
 The time here is the database's, continued by this machine's boot clock from before the request was sent: it is never
 behind the database, so no message becomes due early. Ids are minted only while the lease of the node id has not ended
 by that time. A node that was paused cannot mint an id of another's: an id contains the time that was compared.
+
+A message without a delay is due at a time that is never ahead of the database, so it is ready as soon as it is flushed.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class View(NamedTuple):
     topic: Topic
     now: int  # ms, by the database's clock
     read_at: int  # boot ms, before it was read
+    received_at: int  # boot ms, after it was read
     node: int  # the node id then
     node_until: int | None
 
@@ -125,7 +128,7 @@ class WriteBuffer:
             if view is None or not self._is_fresh(view):
                 number = self._shard.node.number
                 turn = await self._shard.read_topic(name)
-                view = View(turn.topic, turn.now, boot, number, turn.node_until)
+                view = View(turn.topic, turn.now, boot, self._clock.boot_ms(), number, turn.node_until)
                 if len(self._views) >= VIEWS_MAX:
                     self._views.clear()
                 self._views[name] = view
@@ -153,7 +156,8 @@ class WriteBuffer:
             self.forget(name)
             return None
         if good:
-            values = [values_of(row, id, topic.ordering, now) for row, id in zip(good, ids, strict=True)]
+            earliest = now - (view.received_at - view.read_at) - 1  # whole milliseconds: one may be missing
+            values = [values_of(row, id, topic.ordering, now, earliest) for row, id in zip(good, ids, strict=True)]
             await self.flusher.append(name.canonical, Batch(BATCH_VERSION, topic.id, *name, values))
         results = iter([Enqueued(id, id_suffix=topic.id_suffix) for id in ids])
         return [

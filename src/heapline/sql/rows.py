@@ -135,9 +135,14 @@ class Stored(NamedTuple):
     payloads: list[bytes]
 
 
-def values_of(row: NewRow, id: int, ordering: Ordering, now: int) -> tuple[Any, ...]:
-    """Return the columns of a new message, in the order of Stored."""
-    due = max(now + row.delay_ms, row.at_ms, now)
+def values_of(row: NewRow, id: int, ordering: Ordering, now: int, earliest: int | None = None) -> tuple[Any, ...]:
+    """Return the columns of a new message, in the order of Stored.
+
+    `now` is never behind the database's time. A message without a delay is due at `earliest`, which is never ahead.
+    """
+    earliest = now if earliest is None else earliest
+    is_due = not row.delay_ms and row.at_ms <= earliest
+    due = earliest if is_due else max(now + row.delay_ms, row.at_ms)
     holds = row.idempotency_key is not None and row.scope != WINDOW
     return (
         id,
