@@ -313,15 +313,13 @@ async def test_log_of_a_database_that_forgot_its_owner_is_flushed(tmp_path: Path
     """It failed over to a state from before this process had opened the log."""
     async with node(tmp_path) as hl:
         await hl.create_topic(topic, k=10)
-        earlier = await admin.fetchval("SELECT owner FROM wal_owners WHERE wal = $1", buffer_of(hl).flusher._wal.id)
+        wal = buffer_of(hl).flusher._wal.id
+        earlier = await admin.fetchval("SELECT owner FROM wal_owners WHERE wal = $1", wal)
     async with node(tmp_path) as hl:
-        await admin.execute("UPDATE wal_owners SET owner = $1 WHERE wal = $2", earlier, buffer_of(hl).flusher._wal.id)
+        await admin.execute("UPDATE wal_owners SET owner = $1 WHERE wal = $2", earlier, wal)
         await hl.enqueue(topic, b"x")
         assert await take_all(hl, topic) == [b"x"]
-        assert (
-            await admin.fetchval("SELECT owner FROM wal_owners WHERE wal = $1", buffer_of(hl).flusher._wal.id)
-            != earlier
-        )
+        assert await admin.fetchval("SELECT owner FROM wal_owners WHERE wal = $1", wal) != earlier
 
 
 async def test_damaged_log_is_refused_by_name(tmp_path: Path, admin: Any, topic: str) -> None:
