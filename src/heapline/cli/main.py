@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
@@ -142,6 +143,12 @@ class Subcommands(Group):
                 raise
             return _missing_extra(cmd_name, str(error.name), entry.extra)
         return command_of(getattr(module, entry.attribute), cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in self.table and (similar := get_close_matches(name, self.table)):
+            ctx.fail(f"No such command {name!r}. Did you mean {', '.join(map(repr, similar))}?")
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self._is_listing = True

@@ -81,6 +81,14 @@ def test_unknown_command_is_refused_by_name() -> None:
     result = runner.invoke(main.app, ["absent"])
     assert result.exit_code == 2
     assert "absent" in result.stderr
+    assert "Did you mean" not in result.stderr
+
+
+@pytest.mark.usefixtures("subcommands")
+def test_misspelled_command_is_refused_with_similar_ones() -> None:
+    result = runner.invoke(main.app, ["singel"])
+    assert result.exit_code == 2
+    assert "No such command 'singel'. Did you mean 'single'?" in result.stderr
 
 
 @pytest.mark.usefixtures("subcommands")
