@@ -68,7 +68,7 @@ def test_port_in_use_names_the_port_and_its_option(tmp_path: Path, flag: str) ->
         ports[flag] = port = taken.getsockname()[1]
         flags = [part for pair in ports.items() for part in pair]
         said = failed("serve", "--data", tmp_path / "data", *flags, home=tmp_path)
-    assert f"cannot listen on 127.0.0.1 port {port}" in said
+    assert f"cannot listen on 127.0.0.1 port {port} (Address already in use); " in said
     assert f"choose another port with {flag}" in said
     assert not (tmp_path / "data").exists(), "nothing was created"
 

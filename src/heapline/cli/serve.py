@@ -144,7 +144,8 @@ def _check_port(host: str, port: int, flag: str) -> None:
             advice = f"ports below 1024 need special rights; choose another port with {flag}"
         else:
             advice = f"choose another --host, or another port with {flag}"
-        raise BadRequest(f"cannot listen on {host} port {port} ({error.strerror}); {advice}") from None
+        reason = str(error.strerror).partition(" (while ")[0]  # create_server appends the address
+        raise BadRequest(f"cannot listen on {host} port {port} ({reason}); {advice}") from None
 
 
 def _ready(server: Any) -> None:

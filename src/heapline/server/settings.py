@@ -108,11 +108,17 @@ def read_settings(file: Path | None = None, **flags: Any) -> ServerSettings:
     except yaml.YAMLError as error:
         raise BadRequest(f"{file} is not valid YAML{_place(error)}") from None
     except (msgspec.ValidationError, msgspec.DecodeError, OSError, TypeError) as error:
-        raise BadRequest(f"invalid server settings: {error}") from None
+        raise BadRequest(f"invalid server settings: {_explained(error)}") from None
     _check_exposure(settings)
     _check_broker(settings)
     settings.mqueue_rules().validate()
     return settings
+
+
+def _explained(error: Exception) -> str:
+    """Return the error's text, beginning with the name of the setting where msgspec appends a path to it."""
+    text, _, path = str(error).partition(" - at `$.")
+    return f"{path.rstrip('`')}: {text[0].lower()}{text[1:]}" if path else text
 
 
 def _place(error: yaml.YAMLError) -> str:

@@ -28,6 +28,13 @@ def test_error_in_the_settings_file_shows_its_place_and_not_its_passwords(tmp_pa
     assert "secret" not in str(caught.value)
 
 
+def test_error_in_a_setting_begins_with_its_name() -> None:
+    with pytest.raises(BadRequest, match=r"^invalid server settings: grpc_port: expected `int` <= 65535$"):
+        read_settings(grpc_port=99999)
+    with pytest.raises(BadRequest, match=r"^invalid server settings: Object contains unknown field `prot`$"):
+        read_settings(prot=1)
+
+
 def test_printed_settings_do_not_show_passwords() -> None:
     settings = read_settings(
         broker_type="sql", postgres=["postgresql://u:secret@h/db"], broker={"redis": "redis://:secret@h"}
