@@ -36,6 +36,7 @@ from heapline.contract.errors import (
     TopicNotFound,
     Unauthenticated,
     UnavailableError,
+    Unsupported,
 )
 
 QUIET_SECONDS = 0.5  # how long a command waits before it reports that no server listens
@@ -225,6 +226,9 @@ async def _advice(error: HeaplineError, hl: Any, where: Settings) -> str | None:
             return f"group {group!r} of topic {topic!r} {_differs(differing)} choose another name, or {delete}"
         case Unauthenticated():
             return _key_advice(where)
+        case Unsupported(call=call, feature=feature):
+            log_broker = "use a server with the log broker, which heapline serve starts without --broker"
+            return f"the broker of {where.servers} does not support {call} (feature {feature!r}); {log_broker}"
         case UnavailableError(reached=False):
             if await where.is_listening():
                 return f"cannot connect to {where.servers}; nothing was changed. {_WRONG_PROTOCOL}"

@@ -20,6 +20,7 @@ from heapline.contract.errors import (
     TopicNotFound,
     Unauthenticated,
     UnavailableError,
+    Unsupported,
 )
 from heapline.testing import MemoryBroker
 
@@ -203,6 +204,12 @@ async def test_expired_call_says_whether_a_server_listens_now() -> None:
 async def test_unknown_topic_is_refused_with_the_existing_ones() -> None:
     said = await advise(TopicNotFound("nix"), where("q:1"))
     assert "there are jobs. Create it with: heapline topic create nix" in said
+
+
+async def test_unsupported_call_names_a_broker_that_supports_it() -> None:
+    said = await advise(Unsupported("CreateGroup", "groups"), where("q:1"))
+    assert "q:1 does not support CreateGroup (feature 'groups'); use a server with the log broker" in said
+    assert "describe()" not in said
 
 
 async def test_other_errors_are_shown_unchanged() -> None:
