@@ -46,9 +46,12 @@ UNSENT = "it waited behind other calls and was not sent, so nothing changed"
 IN_DOUBT = "it was sent and no response arrived, so it may have been executed"
 
 
-def unreached(endpoints: Sequence[str]) -> str:
+def unreached(endpoints: Sequence[str], error: HeaplineError) -> str:
     where = ", ".join(endpoints)
-    return f"could not connect to {where}, so nothing changed; check that `heapline serve` is running there"
+    return (
+        f"could not connect to {where}, so nothing changed; check that `heapline serve` is running there "
+        f"(last error: {error})"
+    )
 
 
 def deadline_exceeded(name: str, seconds: float, known: str) -> DeadlineExceeded:

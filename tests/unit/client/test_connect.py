@@ -212,12 +212,26 @@ async def test_unreachable_server_is_reported_after_the_deadline(monkeypatch: py
         ]
         errors = await asyncio.gather(*calls, return_exceptions=True)
     assert all(type(error) is DeadlineExceeded for error in errors)
-    assert [str(error) for error in errors] == [
+    texts = [str(error).partition(" (last error: ") for error in errors]
+    assert all(reason.startswith("cannot connect to 127.0.0.1:1: ") for _, _, reason in texts)
+    assert [text for text, _, _ in texts] == [
         f"{name} failed after {seconds} {says}"
         for name, seconds in (
             ("ListHeaps", 30), ("EnqueueBatch", 30), ("EnqueueBatch", 30), ("Stats", 20), ("EnqueueBatch", 20),
         )
     ]  # fmt: skip
+
+
+async def test_port_of_another_protocol_is_named_at_the_deadline() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        async with heapline.connect(f"127.0.0.1:{port}", deadline=1.0) as hl:
+            with pytest.raises(DeadlineExceeded, match="the peer speaks HTTP or gRPC, not Heapline's native protocol"):
+                await hl.list_topics()
 
 
 async def test_bad_deadline_of_a_call_is_refused() -> None:

@@ -203,7 +203,7 @@ def test_deadline_without_a_connection_says_that_nothing_was_changed() -> None:
             await world.do(STATS)
         assert str(caught.value) == (
             "Stats failed after 30 s: could not connect to a:1, b:1, so nothing changed; "
-            "check that `heapline serve` is running there"
+            "check that `heapline serve` is running there (last error: failed to connect)"
         )
         assert not caught.value.reached
         return asyncio.get_running_loop().time()

@@ -135,7 +135,7 @@ class Retrying:
                 tries = tries or pauses()
                 pause = next(tries)
                 if loop.time() + pause >= until:
-                    known = f"{IN_DOUBT} (last error: {error})" if is_repeated else unreached(self._endpoints)
+                    known = f"{IN_DOUBT} (last error: {error})" if is_repeated else unreached(self._endpoints, error)
                     raise too_late(known) from None
             finally:
                 self._give_back(link)
