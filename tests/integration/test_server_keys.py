@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from heapline.client.connect import connect, connect_from_env
 from heapline.client.target import ClientTls
 from heapline.client.transports.native import NativeBroker
 from heapline.contract.errors import PermissionDenied, Unauthenticated
@@ -63,6 +64,25 @@ async def test_first_start_creates_an_admin_key(tmp_path: Path) -> None:
                     pytest.fail("a revoked key still opens")
             assert [m.payload for m in await admin.pop("orders")][:1] == [b"x"]
         assert admin_key.encode() not in await _output(server)
+
+
+@pytest.mark.slow
+async def test_each_advice_for_a_missing_key_leads_to_a_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / "elsewhere"
+    async with Process(data) as server:
+        monkeypatch.setenv("HEAPLINE_URL", server.target)
+        monkeypatch.setenv("HEAPLINE_API_KEY_FILE", str(data / "admin.key"))
+        async with connect(server.target) as hl:
+            with pytest.raises(Unauthenticated, match=r"HEAPLINE_API_KEY_FILE and use heapline\.connect_from_env"):
+                await hl.list_topics()
+        async with connect_from_env() as hl:
+            assert await hl.list_topics() == []
+        monkeypatch.setenv("HEAPLINE_DATA", str(data))
+        async with connect(server.target) as hl:
+            assert await hl.list_topics() == []
 
 
 async def _output(server: Process) -> bytes:

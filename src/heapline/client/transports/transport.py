@@ -29,7 +29,8 @@ from heapline.owned_tasks import OwnedTasks
 R = TypeVar("R")
 NO_KEY = (
     "the server requires an API key; pass api_key=… to heapline.connect, or name a file with the key in "
-    "HEAPLINE_API_KEY_FILE. The first admin key is in admin.key in the server's data directory"
+    "HEAPLINE_API_KEY_FILE and use heapline.connect_from_env. The first admin key is in admin.key in the server's data "
+    "directory; on this machine it is found if HEAPLINE_DATA names that directory"
 )
 CLOSE_SECONDS = 5.0  # for tasks that still return leases when their broker closes
 BATCH_BYTES = 16 << 20  # of payloads in one request; larger batches that need not be atomic are sent in pieces
