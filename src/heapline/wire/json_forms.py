@@ -60,7 +60,14 @@ Ulid = Annotated[
 Digits = Annotated[str, Meta(max_length=64, description="the same id as digits of an integer")]
 AnyId = Annotated[str, Meta(max_length=64, description="the message's id, a ULID or digits")]
 Token = Annotated[str, Meta(max_length=64, description="the lease's token, as the pop returned it", examples=["42"])]
-Base64 = Annotated[bytes | UnsetType, Meta(description="any bytes, in base64", examples=["aGVsbG8="])]
+Base64 = Annotated[
+    bytes | UnsetType,
+    Meta(
+        description="any bytes, in base64",
+        examples=["aGVsbG8="],
+        extra={"wanted": "base64 (payload_text and payload_json need no encoding)"},
+    ),
+]
 Text = Annotated[str | UnsetType, Meta(description="text, stored as UTF-8", examples=["hello"])]
 Json = Annotated[Raw | UnsetType, Meta(description="any JSON, stored as it is written", examples=[{"order": 7}])]
 Place = Annotated[

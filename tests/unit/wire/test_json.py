@@ -191,6 +191,7 @@ def test_options_are_read_from_body_and_query_where_the_route_has_them() -> None
         (PauseTopic, {"topic": "jobs"}, "unknown field 'topic'; PauseTopic has until"),
         (Enqueue, {"topic": "jobs", "payload_json": {"a": 1}, "delay": "x"}, "delay must be a number"),
         (Ack, {"topic": "jobs", "message_id": "x", "lease_token": "1"}, "'x' is not a message id"),
+        (Enqueue, {"topic": "jobs", "payload": "a b"}, r"payload must be base64 \(payload_text .*\), got 'a b'"),
         (Ack, {"topic": "jobs", "message_id": "1", "lease_token": "x"}, "lease_token must be the one that a pop"),
         (EnqueueBatch, {"topic": "jobs", "messages": [{"payload_text": "", "key": 5}]}, "messages is invalid: .*key"),
         (CreateTopic, {"topic": "jobs", "nosuch": 5}, "unknown field 'nosuch'; CreateTopic has topic, mode"),
