@@ -228,7 +228,11 @@ class TopicKeeper:
         while not self._disk.exists(path):
             made.append(path)
             path = os.path.dirname(path)
-        self._disk.mkdir(self._path)
+        try:
+            self._disk.mkdir(self._path)
+        except (FileExistsError, NotADirectoryError):
+            text = f"cannot create the data directory {self._path!r}: a part of the path is a file; choose another path"
+            raise BadRequest(text) from None
         for path in reversed(made):
             self._disk.fsync_dir(os.path.dirname(path))
 

@@ -66,6 +66,15 @@ async def test_new_directory_is_made_with_all_its_parents(tmp_path: Path) -> Non
     assert (tmp_path / "a" / "b" / "c").is_dir()
 
 
+@pytest.mark.parametrize("path", ["file", "file/data"])
+async def test_file_in_the_way_of_a_directory_is_an_error_that_says_so(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(heapline.BadRequest, match="a part of the path is a file; choose another path"):
+        async with EmbeddedBroker(str(tmp_path / path)):
+            pass
+    assert (tmp_path / "file").read_text() == "x"
+
+
 async def test_open_close_open_close_changes_nothing(tmp_path: Path) -> None:
     async with heapline.open(tmp_path, spare_segment_bytes=1 << 20) as hl:
         await hl.create_topic("jobs", segment_bytes=1 << 20, max_payload_bytes=1000)
