@@ -455,8 +455,10 @@ class SqlRedisWorld(SqlWalWorld):
     """The same with a ready queue in Redis, which pops of up to 49 messages take from. So their order is not strict."""
 
     modules = PATHS - {"test_order"} | {"test_retries"}
-    #: A message that returns is served after those that were prefetched meanwhile.
-    not_run: ClassVar[frozenset[str]] = frozenset({"test_expired_lease_returns_message_at_its_original_priority"})
+    #: A message that arrives or returns after others were prefetched may be served after them.
+    not_run: ClassVar[frozenset[str]] = frozenset(
+        {"test_expired_lease_returns_message_at_its_original_priority", "test_pause_stops_only_delivery"}
+    )
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
