@@ -151,7 +151,16 @@ def needed_for(name: str) -> Right:
 #: Calls that need a second right: see test_replay_interfaces.py and test_schedule_rights.py.
 ALSO = {"StartReplay": ",produce", "CreateSchedule": ",produce"}
 #: Calls without one right of their own: they filter their rows, look up what they are about, or need any right.
-UNSCOPED = {"ListHeaps", "GetHeap", "ListSchedules", "ListReplays", "GetReplay", "CancelReplay", "Describe"}
+UNSCOPED = {
+    "ListHeaps",
+    "ListStats",
+    "GetHeap",
+    "ListSchedules",
+    "ListReplays",
+    "GetReplay",
+    "CancelReplay",
+    "Describe",
+}
 #: Session checks each of its calls: see test_grpc_session.py.
 SCOPED = sorted(set(METHODS) - UNSCOPED)
 
