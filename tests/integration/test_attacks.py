@@ -200,6 +200,7 @@ async def test_list_shows_only_topics_the_caller_has_rights_on(rig: GuardedRig) 
     _, key = rig.key("jobs:consume")
     async with rig.as_(key) as broker:
         assert [info.name for info in await broker.list_topics()] == ["jobs"]
+        assert [stats.topic for stats in await broker.list_stats()] == ["jobs"]
     assert [heap["name"] for heap in (await rig.ask("GET", "/v1/heaps", key)).json()["items"]] == ["jobs"]
 
 
