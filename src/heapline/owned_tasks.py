@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+CANCEL_SECONDS = 5.0  # after which a task is cancelled again: a library may have swallowed the cancellation
 
 
 async def until_done(future: asyncio.Future[T]) -> T:
@@ -55,11 +56,11 @@ class OwnedTasks:
     async def cancel(self) -> None:
         """Cancel all tasks and wait until they have ended. The calling task, if owned, is left running."""
         current = asyncio.current_task()
-        others = [task for task in self._tasks if task is not current]
-        for task in others:
-            task.cancel()
-        if others:
-            await asyncio.wait(others)
+        left = {task for task in self._tasks if task is not current}
+        while left:
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=CANCEL_SECONDS)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

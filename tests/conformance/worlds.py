@@ -479,12 +479,13 @@ WORLDS: dict[str, Callable[[Path], World]] = {
     "embedded": EmbeddedWorld, "pure": PureWorld, "memory": MemoryWorld, "grpc": GrpcWorld, "connect": ConnectWorld,
     "http": HttpWorld,
     "native": NativeWorld,
-    "sql": SqlWorld, "sql-nodes": SqlNodesWorld, "sql-wal": SqlWalWorld, "sql-redis": SqlRedisWorld,
-    "sql-redis-buffer": SqlRedisBufferWorld,
+    "sql": SqlWorld, "sql-nodes": SqlNodesWorld, "sql-wal": SqlWalWorld,
     "served-sql": ServedSqlWorld,
 }  # fmt: skip
 #: Worlds of `make soak`.
-LONG_WORLDS: dict[str, Callable[[Path], World]] = {"sql-nodes-long": LongSqlNodesWorld}
+LONG_WORLDS: dict[str, Callable[[Path], World]] = {
+    "sql-nodes-long": LongSqlNodesWorld, "sql-redis": SqlRedisWorld, "sql-redis-buffer": SqlRedisBufferWorld,
+}  # fmt: skip
 
 Picture = dict[str, Any]
 

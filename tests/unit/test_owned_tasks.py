@@ -7,6 +7,7 @@ import gc
 
 import pytest
 
+from heapline import owned_tasks
 from heapline.owned_tasks import OwnedTasks, until_done
 
 
@@ -98,3 +99,21 @@ async def test_join_with_a_timeout_leaves_slow_tasks_running() -> None:
     await tasks.join(seconds=0.01)
     assert not slow.done()
     await tasks.cancel()
+
+
+async def test_task_that_swallows_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owned_tasks, "CANCEL_SECONDS", 0.01)
+    swallowed = asyncio.Event()
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            swallowed.set()
+        await asyncio.sleep(3600)
+
+    tasks = OwnedTasks()
+    task = tasks.spawn(stubborn())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(tasks.cancel(), 20)
+    assert swallowed.is_set() and task.cancelled()

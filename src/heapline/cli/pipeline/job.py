@@ -24,6 +24,7 @@ from heapline.cli.options import Directory, Panel, TopicName, Value, compose
 from heapline.cli.output import Output, harmless, make_console, not_a_directory, some
 from heapline.client import connect
 from heapline.contract.broker import Broker
+from heapline.contract.config import short
 from heapline.contract.errors import BadRequest, HeaplineError
 
 LOG_LEVEL = "HEAPLINE_SPARK_LOG"  # as in spark/quiet/log4j2.properties
@@ -154,9 +155,9 @@ async def _check_server(hl: Broker, topics: Sequence[str]) -> None:
 def _check_directory(path: Path, topics: Sequence[str]) -> None:
     from heapline.spark.directory import DirectorySource
 
-    known = {ref.topic.removeprefix("default/") for ref in DirectorySource(str(path)).topics()}
+    known = {short(ref.topic) for ref in DirectorySource(str(path)).topics()}
     for topic in topics:
-        if topic.removeprefix("default/") not in known:
+        if short(topic) not in known:
             others = f"there are {some(sorted(known), 10)}" if known else "it contains no topics"
             raise BadRequest(f"topic {topic!r} does not exist in --path {str(path)!r}; {others}")
 
