@@ -116,4 +116,5 @@ async def test_task_that_swallows_a_cancellation_is_cancelled_again(monkeypatch:
     task = tasks.spawn(stubborn())
     await asyncio.sleep(0)
     await asyncio.wait_for(tasks.cancel(), 20)
-    assert swallowed.is_set() and task.cancelled()
+    assert swallowed.is_set()
+    assert task.cancelled()
