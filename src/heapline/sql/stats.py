@@ -149,7 +149,7 @@ def _stats(home: Home, turn: Turn, row: dict[str, Any], depths: list[int], dues:
 
 
 def _spine(config: TopicConfig, has_buffers: bool, ready: int) -> SpineStats:
-    """Messages in a log of any node or in Redis are passed over, however many they are, so there is no bound then."""
+    """Return the statistics of the order. Without a bound if pops may miss messages that are in a log or in Redis."""
     is_unbounded = has_buffers and is_buffered(config)
     return SpineStats(
         strategy="best_first",
