@@ -1,8 +1,8 @@
 """Background work of partitions: merging sorted runs, and dropping stale entries and expired keys.
 
 It has no visible effect, and no caller waits for it. So it runs in steps of its own, each of a bounded number of rows,
-while no turn is planned. Under steady load a turn is always planned. Then a turn does the work itself, before enough rows
-or turns have left work behind to make pops slower.
+while no turn is planned. Under steady load a turn is always planned. Then a turn does the work itself, before enough
+rows or turns have left work behind to make pops slower.
 """
 
 from __future__ import annotations
