@@ -118,7 +118,7 @@ def without_java(folder: Path) -> dict[str, str]:
     folder.mkdir()
     for place in os.environ["PATH"].split(os.pathsep):
         for tool in Path(place).glob("*") if Path(place).is_dir() else ():
-            if not tool.name.startswith("java") and not (folder / tool.name).exists():
+            if tool.exists() and not tool.name.startswith("java") and not (folder / tool.name).exists():
                 (folder / tool.name).symlink_to(tool)
     assert shutil.which("java", path=str(folder)) is None
     return {"PATH": str(folder), "JAVA_HOME": ""}
