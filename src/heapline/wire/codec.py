@@ -7,6 +7,7 @@ The hooks encode values that msgspec does not know: errors, payloads that share 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -79,48 +80,76 @@ def encode_result(result: Any) -> bytes:
 
 
 def decode_result(data: bytes | memoryview, kind: type[Call[Any]]) -> Any:
-    """Decode the result of a call. Fields that are not known are ignored."""
+    """Decode the result of a call, of this release or another one; see `read_answer`."""
     if kind.result is type(None):
         return None
     try:
         result = _decoder(kind.result).decode(data)
     except msgspec.ValidationError:
-        known = without_unknown_fields(kind.result, msgspec.msgpack.decode(data))
-        result = _decoder(kind.result).decode(encode(known))
+        result = read_answer(kind.result, msgspec.msgpack.decode(data))
     if type(result) is LogFrame:
         result = replace(result, events=[replace(e, columns=_unpack_log_columns(e.columns)) for e in result.events])
     return result
 
 
-def without_unknown_fields(kind: Any, value: Any) -> Any:
-    """Return plain values of an answer without the fields that `kind` does not have, because a newer server added them.
+def read_answer(kind: Any, value: Any) -> Any:
+    """Build an answer from plain values that msgspec refused as `kind`, because the server is of another release.
 
-    Structs that are also part of requests reject such fields. This is slow, so it is for answers that were rejected.
+    Structs that are also part of requests have bounds and reject unknown fields. An answer may have other bounds, other
+    choices and more fields: the fields are ignored, the values are taken as they are. Types must be right.
     """
-    return _known_fields(msgspec.inspect.type_info(kind), value)
+    return _build(msgspec.inspect.type_info(kind), value)
 
 
-def _known_fields(info: msgspec.inspect.Type, value: Any) -> Any:
-    """Return plain values without the fields that their structs do not have."""
+#: The types of single values, without their bounds.
+_PLAIN: dict[type[msgspec.inspect.Type], Any] = {
+    msgspec.inspect.BoolType: bool,
+    msgspec.inspect.IntType: int,
+    msgspec.inspect.FloatType: float,
+    msgspec.inspect.StrType: str,
+    msgspec.inspect.BytesType: bytes,
+    msgspec.inspect.MemoryViewType: memoryview,
+    msgspec.inspect.DateTimeType: datetime,
+    msgspec.inspect.NoneType: None,
+}
+
+
+def _build(info: msgspec.inspect.Type, value: Any, *, strict: bool = True) -> Any:
     match info, value:
-        case msgspec.inspect.UnionType(types=types), _:
-            for kind in types:
-                value = _known_fields(kind, value)
-        case msgspec.inspect.StructType(fields=fields, tag=tag, tag_field=tag_field), dict():
-            if tag is None or value.get(tag_field) == tag:
-                known = {field.encode_name: field.type for field in fields}
-                return {
-                    name: _known_fields(known[name], item) if name in known else item
-                    for name, item in value.items()
-                    if name in known or name == tag_field
-                }
-        case ((msgspec.inspect.ListType(item_type=kind) | msgspec.inspect.VarTupleType(item_type=kind)), list()):
-            return [_known_fields(kind, item) for item in value]
-        case msgspec.inspect.DictType(value_type=kind), dict():
-            return {key: _known_fields(kind, item) for key, item in value.items()}
         case msgspec.inspect.Metadata(type=kind), _:
-            return _known_fields(kind, value)
-    return value
+            return _build(kind, value, strict=strict)
+        case msgspec.inspect.UnionType(types=types), _:
+            return _build_one_of(types, value)
+        case msgspec.inspect.StructType(cls=cls, fields=fields, tag=tag, tag_field=tag_field), dict():
+            if tag is None or value.get(tag_field) == tag:
+                known = [(field, value[field.encode_name]) for field in fields if field.encode_name in value]
+                if all(field.encode_name in value for field in fields if field.required):
+                    return cls(**{field.name: _build(field.type, item) for field, item in known})
+        case ((msgspec.inspect.ListType(item_type=kind) | msgspec.inspect.CollectionType(item_type=kind)), list()):
+            return [_build(kind, item) for item in value]
+        case msgspec.inspect.DictType(key_type=key, value_type=kind), dict():
+            # JSON has numbers as texts there
+            return {_build(key, name, strict=False): _build(kind, item) for name, item in value.items()}
+        case msgspec.inspect.LiteralType(values=values), _ if type(value) in set(map(type, values)):
+            return value
+        case msgspec.inspect.CustomType(cls=cls), _:
+            return dec_hook(cls, value)
+        case msgspec.inspect.RawType(), _:
+            return msgspec.Raw(msgspec.json.encode(value))
+        case msgspec.inspect.AnyType(), _:
+            return value
+    if type(info) not in _PLAIN:
+        raise msgspec.ValidationError(f"cannot read {check.shown(value)} as {type(info).__name__}")
+    return msgspec.convert(value, _PLAIN[type(info)], strict=strict)
+
+
+def _build_one_of(kinds: Sequence[msgspec.inspect.Type], value: Any) -> Any:
+    for kind in kinds:
+        try:
+            return _build(kind, value)
+        except msgspec.ValidationError as error:
+            refused = error
+    raise refused
 
 
 def _pack_log_columns(columns: dict[str, Any]) -> dict[str, Any]:

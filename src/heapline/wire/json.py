@@ -20,7 +20,7 @@ from heapline.contract.call import CALLS, Call, Feed
 from heapline.contract.check import read
 from heapline.contract.errors import BadRequest, DeliveryLost, LeaseLost
 from heapline.contract.groups import LostRows, unpack_offsets
-from heapline.wire.codec import without_unknown_fields
+from heapline.wire.codec import read_answer
 from heapline.wire.json_forms import (
     PLAIN,
     ErrorResponse,
@@ -174,8 +174,7 @@ class Route:
         try:
             answer = self._answer_decoder.decode(body)
         except msgspec.ValidationError:
-            known = without_unknown_fields(self.answer, msgspec.json.decode(body))
-            answer = self._answer_decoder.decode(msgspec.json.encode(known))
+            answer = read_answer(self.answer, msgspec.json.decode(body))
         return self.result.read(answer)
 
     @cached_property

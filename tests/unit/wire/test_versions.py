@@ -10,14 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from heapline.contract.call import Call
-from heapline.contract.config import Backoff, TopicConfig
+from heapline.contract.call import Call, Page
+from heapline.contract.config import Aging, Backoff, TopicConfig
 from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.contract.leases import Pop
-from heapline.contract.message import LogFrame
-from heapline.contract.topics import GetTopic
+from heapline.contract.message import LogFrame, TopicInfo
+from heapline.contract.topics import CreateTopic, GetTopic, ListTopics
 from heapline.wire import codec, error_codes
 from heapline.wire.json import ROUTES
+from heapline.wire.protobuf import response_of
 from tests.unit.wire.calls import ALL_CALLS, commands, results, same
 
 ADDED = {"added": {"in": ["a later release", 1, None]}}
@@ -60,6 +61,59 @@ def test_setting_that_a_newer_server_added_does_not_hide_the_others_over_http() 
     body = {"name": "jobs", "incarnation": 1, "config": {"k": 3, "backoff": {"base": 2.0} | ADDED} | ADDED} | ADDED
     info = ROUTES[GetTopic].decode(msgspec.json.encode(body))
     assert (info.name, info.config) == ("jobs", TopicConfig(k=3, backoff=Backoff(base=2.0)))
+
+
+#: A topic of a server whose settings have wider bounds and more choices than here.
+ELSEWHERE: dict[str, Any] = {
+    "k": 1 << 40,
+    "partitions": 65_536,
+    "strategy": "newest",
+    "partition_weights": {2000: 1e6},
+    "ordering": Aging(1e9),
+    "max_payload_bytes": 1 << 30,
+    "tick": 1e-6,
+    "backoff": Backoff(base=-1.0),
+}
+
+
+def topic_elsewhere() -> TopicInfo:
+    return TopicInfo(name="jobs", incarnation=1, config=msgspec.structs.replace(TopicConfig(), **ELSEWHERE))
+
+
+@pytest.mark.parametrize("wire", ["native", "http", "grpc"])
+def test_settings_of_a_server_with_other_bounds_can_be_read(wire: str) -> None:
+    info = topic_elsewhere()
+    if wire == "native":
+        answer = codec.decode_result(codec.encode_result(info), GetTopic)
+    elif wire == "http":
+        answer = ROUTES[GetTopic].decode(ROUTES[GetTopic].encode(info))
+    else:
+        answer = response_of(GetTopic).unpack(response_of(GetTopic).pack(info))
+    assert answer == info
+
+
+def test_pages_of_a_server_with_other_bounds_can_be_read_over_http() -> None:
+    page = Page([topic_elsewhere()], "next")
+    assert ROUTES[ListTopics].decode(ROUTES[ListTopics].encode(page)) == page
+
+
+@pytest.mark.parametrize("name", [name for name in ELSEWHERE if name != "backoff"])
+def test_requests_keep_the_bounds_of_settings(name: str) -> None:
+    settings = msgspec.to_builtins({name: ELSEWHERE[name]})
+    body = {"topic": "jobs", "config": settings}
+    with pytest.raises(BadRequest):
+        codec.decode_call(codec.encode(body), CreateTopic)
+    with pytest.raises(BadRequest):
+        ROUTES[CreateTopic].read({}, {}, msgspec.json.encode({"topic": "jobs"} | settings))
+
+
+def test_answer_with_values_of_a_wrong_type_is_refused() -> None:
+    for wrong in ({"name": 7}, {"config": {"k": "many"}}, {"config": {"strategy": 3}}, {"config": []}):
+        body = {"name": "jobs", "incarnation": 1, "config": {}} | wrong
+        with pytest.raises(msgspec.ValidationError):
+            codec.decode_result(codec.encode(body), GetTopic)
+    with pytest.raises(msgspec.ValidationError):
+        codec.decode_result(codec.encode({"name": "jobs"} | ADDED), GetTopic)
 
 
 @pytest.mark.parametrize("kind", ALL_CALLS, ids=lambda kind: kind.__name__)
