@@ -1,4 +1,4 @@
-"""The contract's tests run on every broker in `worlds.WORLDS`; a test asks for `world` or just for its `broker`.
+"""The contract's tests run on every broker in `worlds.WORLDS`; a test uses `world` or just its `broker`.
 
 A module marked `feature("groups")` runs on the brokers that declare this feature in `describe()`.
 """
@@ -22,7 +22,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     kind = {**WORLDS, **LONG_WORLDS}[request.param]
     modules = getattr(kind, "modules", None)
     if modules is not None and request.module.__name__.rpartition(".")[2] not in modules:
-        pytest.skip("this world runs a part of the suite")
+        pytest.skip("this world runs only part of the suite")
     if request.node.originalname in getattr(kind, "not_run", ()):
         pytest.skip("this world differs here; its class says why")
     world = kind(tmp_path)
@@ -42,9 +42,9 @@ def broker(world: World) -> Broker:
 
 @pytest.fixture
 def topic(world: World) -> MakeTopic:
-    """Makes a cheap topic: `await topic()` is "jobs", `await topic("other", mode="max")` another.
+    """Create a cheap topic: `await topic()` is "jobs", `await topic("other", mode="max")` another.
 
-    A broker without partitions gets a topic without them: a test that is about their number has the mark
+    On a broker without partitions the topic has none: a test about their number has the mark
     `feature("partitions")`.
     """
 
@@ -65,20 +65,20 @@ async def jobs(world: World, topic: MakeTopic) -> Broker:
 
 @pytest.fixture
 def fake_time(world: World) -> None:
-    """Asked for by tests that let hours pass."""
+    """For tests that advance the clock by hours."""
     if not world.controls_time:
-        pytest.skip("this broker's time cannot be steered")
+        pytest.skip("this world cannot advance its broker's clock")
 
 
 @pytest.fixture
 def colliding_ids(world: World) -> None:
-    """Asked for by tests in which messages of two topics have the same integer."""
+    """For tests in which messages of two topics have the same integer."""
     if not world.ids_collide:
-        pytest.skip("this broker gives each integer once, whatever the topic")
+        pytest.skip("this broker never uses an integer twice, even in different topics")
 
 
 @pytest.fixture
 def bare_log(world: World) -> None:
-    """Asked for by tests that count every row of the log."""
+    """For tests that count every row of the log."""
     if not world.log_is_bare:
-        pytest.skip("this client's own epochs stand in the log too")
+        pytest.skip("this client's own epochs are in the log too")

@@ -1,4 +1,4 @@
-"""`enqueue_batch`: all or none by default; otherwise each message for itself."""
+"""`enqueue_batch`: all or none by default; otherwise each message on its own."""
 
 from __future__ import annotations
 

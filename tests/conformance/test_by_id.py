@@ -96,7 +96,7 @@ async def test_each_removed_message_keeps_its_own_time(world: World, jobs: Broke
 
 
 @pytest.mark.parametrize("id", [1, "1", 1 << 62, 5 << 12])
-async def test_get_of_an_id_that_never_was_is_not_found(jobs: Broker, id: Any) -> None:
+async def test_get_of_an_unknown_id_is_not_found(jobs: Broker, id: Any) -> None:
     with pytest.raises(heapline.MessageNotFound, match="holds no message"):
         await jobs.get("jobs", id)
 
@@ -385,5 +385,5 @@ async def test_reschedule_on_an_aging_topic_keeps_the_time_already_waited(world:
     (old,) = await put(hl, 100)
     await world.advance(5)
     await put(hl, 60)
-    await hl.reschedule("jobs", old, priority=105)  # worth 55 now
+    await hl.reschedule("jobs", old, priority=105)  # now equal to 55
     assert (await take(hl)).id == old

@@ -15,7 +15,7 @@ from tests.conformance.worlds import World, drain, picture, put, take
 
 
 async def bury(hl: Broker, *priorities: int, reason: str | None = "bad", **options: Any) -> list[int]:
-    """Dead letters of these priorities, in this order; returns their ids."""
+    """Create dead letters of these priorities, in this order; return their ids."""
     ids = []
     for p in priorities:
         ids += await put(hl, p, **options)

@@ -1,4 +1,4 @@
-"""A repeated enqueue is recognised: by idempotency key and its scope, or by a producer's numbers."""
+"""A repeated enqueue is recognized: by idempotency key and its scope, or by a producer's numbers."""
 
 from __future__ import annotations
 
@@ -191,14 +191,14 @@ print(os.read(read, 1000).decode(), producer.producer_id)
 async def test_forked_child_is_another_producer(jobs: Broker) -> None:
     producer = heapline.Producer("p1")
     await jobs.enqueue("jobs", b"x", producer=producer)
-    # In a process of its own: a fork of this one would be a fork of gRPC, which a child does not always survive.
+    # In a separate process: forking this one would fork gRPC, which a child does not always survive.
     printed = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", FORKING], capture_output=True, check=True)
     child, parent = printed.stdout.decode().split()
     assert child.startswith("p1")
     assert child != "p1"
     assert parent == "p1"
     await jobs.enqueue("jobs", b"x", producer=heapline.Producer(child))
-    await jobs.enqueue("jobs", b"x", producer=producer)  # not fenced by its child
+    await jobs.enqueue("jobs", b"x", producer=producer)  # the child did not fence it
 
 
 @pytest.mark.parametrize("partitions", [1, 4])

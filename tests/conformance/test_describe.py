@@ -30,7 +30,7 @@ async def test_describe_returns_features_settings_and_version(world: World, brok
 
 async def test_call_of_an_undeclared_feature_is_refused(broker: Broker) -> None:
     if "auth" not in (await broker.describe()).features:
-        with pytest.raises((Unsupported, BadRequest)):  # a server that has no keys answers itself
+        with pytest.raises((Unsupported, BadRequest)):  # a server without keys answers by itself
             await broker.do(ListKeys())
 
 

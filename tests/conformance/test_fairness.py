@@ -1,5 +1,5 @@
-"""Fairness keys take turns within a priority, a key has at most so many leases, and a topic hands out at most so many
-messages a second. All of it is off unless it is asked for."""
+"""Fairness keys take turns within a priority; leases per key and messages per second can be limited.
+All of it is off by default."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.feature("fairness")
 
 
 async def fill(hl: Broker, *messages: tuple[str | None, bytes], **options: Any) -> list[int]:
-    """Enqueue (fairness key, payload) pairs at once."""
+    """Enqueue (fairness key, payload) pairs in one batch."""
     batch = [Outgoing(payload, fairness_key=key, **options) for key, payload in messages]
     return [result.id for result in await hl.enqueue_batch("jobs", batch)]
 
@@ -196,7 +196,7 @@ async def test_priorities_at_the_ends_of_the_range_are_in_order(topic: MakeTopic
         {"max_pops_per_second": float("inf")},
     ],
 )
-async def test_settings_that_make_no_sense_are_refused(topic: MakeTopic, config: dict[str, Any]) -> None:
+async def test_invalid_fairness_settings_are_refused(topic: MakeTopic, config: dict[str, Any]) -> None:
     with pytest.raises(heapline.BadRequest):
         await topic(**config)
 
@@ -295,7 +295,7 @@ async def test_limit_changes_while_messages_are_blocked(topic: MakeTopic, broker
     await broker.update_topic("jobs", max_inflight_per_key=1)
     assert await broker.pop("jobs", 9) == []
     await held[0].ack()
-    assert await broker.pop("jobs", 9) == [], "two were out when one was allowed"
+    assert await broker.pop("jobs", 9) == [], "two were leased when one was allowed"
     await held[1].ack()
     assert [m.payload for m in await broker.pop("jobs", 9)] == [b"a2"]
     await broker.update_topic("jobs", max_inflight_per_key=3)
@@ -355,11 +355,11 @@ async def test_blocked_message_can_be_read_and_cancelled(topic: MakeTopic, broke
 
 
 @pytest.mark.usefixtures("fake_time")
-async def test_rate_hands_out_so_many_a_second_best_first(world: World, topic: MakeTopic) -> None:
+async def test_max_pops_per_second_delivers_the_best_at_that_rate(world: World, topic: MakeTopic) -> None:
     await topic(max_pops_per_second=20)
     hl = world.broker
     await put(hl, *range(100, 0, -1))
-    assert [m.priority for m in await hl.pop("jobs", 100)] == [1, 2], "a tenth of a second's worth at once"
+    assert [m.priority for m in await hl.pop("jobs", 100)] == [1, 2], "one tenth of the messages per second"
     assert await hl.pop("jobs", 100) == []
     taken = []
     for _ in range(10):
@@ -409,7 +409,7 @@ async def test_repeated_request_costs_no_rate(world: World, topic: MakeTopic) ->
 
 
 async def _let_time_pass(broker: Broker, count: int = 60) -> None:
-    """Others are served meanwhile, so that turns given before are long past."""
+    """Serve others meanwhile, so that turns assigned earlier are long past."""
     await broker.enqueue_batch("jobs", [Outgoing(b"", fairness_key="others") for _ in range(count)])
     while found := await broker.pop("jobs", 100):
         await broker.ack(found)

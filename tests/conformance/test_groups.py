@@ -1,4 +1,4 @@
-"""Topics read as streams by consumer groups: every broker, call by call. Subscriptions are in test_subscriptions.py."""
+"""Topics read as streams by consumer groups, one call at a time. Subscriptions are in test_subscriptions.py."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from tests.conformance.worlds import World, all_fired, drain, put
 
 pytestmark = pytest.mark.feature("groups")
 
-WAIT = 8.0  # seconds for what must come
+WAIT = 8.0  # seconds to wait for what must arrive
 
 
 async def fetch(hl: Any, member: str = "m", *, session: str | None = None, group: str = "g", **options: Any) -> Fetched:
-    """What a member gets without waiting."""
+    """Fetch what a member gets without waiting."""
     found: Fetched = await hl.group_fetch("jobs", group, member, session=session or f"s-{member}", **options)
     return found
 
 
 async def rows(hl: Any, member: str = "m", **options: Any) -> list[StreamMessage]:
-    """The rows of one fetch, which must bring some."""
+    """Fetch rows; there must be some."""
     async with asyncio.timeout(WAIT):
         fetched = await fetch(hl, member, wait=WAIT, **options)
-        while not fetched.batches:  # it was told of its partitions first
+        while not fetched.batches:  # the first fetch may only report its partitions
             fetched = await fetch(hl, member, wait=WAIT, **options)
     return [row for batch in fetched.batches for row in batch.messages()]
 
 
 async def all_rows(hl: Any, count: int, member: str = "m", **options: Any) -> list[StreamMessage]:
-    """So many rows, however many fetches that takes."""
+    """Fetch this many rows, in as many fetches as needed."""
     found: list[StreamMessage] = []
     while len(found) < count:
         found += await rows(hl, member, **options)
@@ -69,7 +69,7 @@ def payloads(some: list[StreamMessage]) -> list[bytes]:
 # -- what a group sees -------------------------------------------------------------------------------------------------
 
 
-async def test_group_sees_every_message_in_the_order_of_becoming_due_whatever_its_priority(jobs: Any) -> None:
+async def test_group_sees_every_message_in_due_order_not_by_priority(jobs: Any) -> None:
     await put(jobs, 3, 1, 2)
     await put(jobs, 9)
     found = await all_rows(jobs, 4)
@@ -79,7 +79,7 @@ async def test_group_sees_every_message_in_the_order_of_becoming_due_whatever_it
     assert sorted(row.offset for row in found) == [row.offset for row in found]
 
 
-async def test_row_has_all_that_the_message_has(world: World, jobs: Any) -> None:
+async def test_row_has_every_field_of_its_message(world: World, jobs: Any) -> None:
     sent = await jobs.enqueue("jobs", b"body", priority=-5, key="k", headers={"a": "b"})
     await jobs.enqueue("jobs", b"bare")
     full, bare = await all_rows(jobs, 2)
@@ -132,7 +132,7 @@ async def test_max_messages_limits_outstanding_rows(jobs: Any) -> None:
     assert payloads(second) == [b"3", b"4", b"5", b"6"]
 
 
-async def test_start_says_where_a_new_group_begins(world: World, jobs: Any) -> None:
+async def test_start_sets_the_first_offset_of_a_new_group(world: World, jobs: Any) -> None:
     await put(jobs, 1)
     await world.advance(10)
     moment = world.now()
@@ -250,11 +250,11 @@ async def test_row_that_failed_too_often_is_a_dead_letter_of_the_group_alone(wor
     assert abs(dead.died_at - world.now()) < timedelta(seconds=5)
     (told,) = await jobs.group_offsets("jobs", "g")
     assert (told.lag, told.dead) == (0, 1)
-    assert (await jobs.stats("jobs")).dead == 0, "the topic's own dead letters are something else"
+    assert (await jobs.stats("jobs")).dead == 0, "the topic's own dead letters are separate"
 
 
 async def dead_letters(hl: Any, count: int) -> list[StreamMessage]:
-    """Rows that a group without retries gave up."""
+    """Make dead letters of rows of a group without retries."""
     await hl.create_group("jobs", "g", member_lease=600.0, max_retries=0, **QUICK)
     await put(hl, *range(count))
     found = await all_rows(hl, count)
@@ -329,7 +329,7 @@ async def test_group_can_be_reset_to_a_time(world: World, jobs: Any) -> None:
 
 
 async def spread(hl: Any, *members: str) -> dict[str, set[int]]:
-    """What each reads when all have heard of each other."""
+    """Return what each member reads once all know of each other."""
     for _ in range(3):
         shares = {m: set((await fetch(hl, m)).partitions) for m in members}
     return shares
@@ -367,8 +367,8 @@ async def test_partition_changes_owner_only_without_outstanding_rows(world: Worl
     await fetch(hl, "b")
     after = await fetch(hl, "a")
     assert after.generation > before.generation
-    assert len(after.partitions) == 1, "one is given up"
-    assert (await fetch(hl, "b")).partitions == [], "and is not handed over while its rows are out"
+    assert len(after.partitions) == 1, "one is revoked"
+    assert (await fetch(hl, "b")).partitions == [], "and is not assigned while its rows are outstanding"
     await ack(hl, held, "a")
     fetched = await fetch(hl, "b", wait=WAIT)
     assert sorted(fetched.partitions + after.partitions) == [0, 1]
@@ -462,7 +462,7 @@ async def test_observer_shows_its_lag_and_is_moved_by_resets_alone(jobs: Any) ->
 
 
 @pytest.mark.parametrize("memory", ["snapshot", "journal"])
-async def test_groups_survive_a_restart_where_they_were(world: World, topic: MakeTopic, memory: Any) -> None:
+async def test_groups_keep_their_offsets_across_a_restart(world: World, topic: MakeTopic, memory: Any) -> None:
     await topic()
     hl: Any = world.broker
     await hl.create_group("jobs", "g", max_retries=0, **QUICK)
@@ -475,7 +475,7 @@ async def test_groups_survive_a_restart_where_they_were(world: World, topic: Mak
     after = await hl.get_group("jobs", "g")
     assert (after.config, after.lag, after.members) == (before.config, 1, before.members)
     assert [dead.offset for dead in await hl.group_dead_list("jobs", "g")] == [b.offset]
-    assert payloads(await all_rows(hl, 1)) == [b"3"], "it was delivered, and the delivery was forgotten"
+    assert payloads(await all_rows(hl, 1)) == [b"3"], "deliveries are not recorded, so it is delivered again"
     assert payloads(await all_rows(hl, 4, group="made-later")) == [b"0", b"1", b"2", b"3"]
 
 
@@ -533,7 +533,7 @@ async def test_missing_group_or_topic_raises_not_found(jobs: Any) -> None:
 @pytest.mark.parametrize(
     "place", ["middle", -1, 1.5, None, True, datetime(2030, 1, 1), {0: -1}, {"0": 1}, {0: "x"}, [1], b"earliest"]
 )
-async def test_bad_places_are_refused_and_change_nothing(jobs: Any, place: Any) -> None:
+async def test_invalid_reset_offsets_are_refused_and_change_nothing(jobs: Any, place: Any) -> None:
     await jobs.create_group("jobs", "g")
     before = await jobs.get_group("jobs", "g")
     for call in (

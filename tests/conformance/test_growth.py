@@ -1,4 +1,4 @@
-"""A live topic gets more partitions: nothing old is lost or disturbed, and what is sent again is still recognised."""
+"""A live topic gets more partitions: existing messages are not affected, and repeats are still recognized."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def config_of(hl: Broker) -> heapline.TopicConfig:
 
 
 async def homes(hl: Broker, prefix: str) -> dict[str, int]:
-    """Where today's placement puts keys."""
+    """Return the partitions where the current placement puts keys."""
     names = [f"{prefix}-{i}" for i in range(MANY)]
     sent = await hl.enqueue_batch("jobs", [Outgoing(b"", key=name) for name in names])
     return {name: (await hl.get("jobs", s.id)).partition for name, s in zip(names, sent, strict=True)}
@@ -38,7 +38,7 @@ async def test_update_topic_grows_a_live_topic(jobs: Broker) -> None:
     assert [offsets[p] for p in range(1, 5)] == [(0, 0)] * 4
 
 
-async def test_partitions_cannot_be_taken_away(topic: MakeTopic, broker: Broker) -> None:
+async def test_partition_count_cannot_be_reduced(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=3)
     before = await picture(broker)
     with pytest.raises(heapline.BadRequest, match="shrink"):
@@ -186,7 +186,7 @@ def numbered(style: str, keyed: bool, scope: Any, first: int = 0) -> list[Outgoi
 
 @pytest.mark.parametrize("memory", [None, "snapshot", "journal"])
 @pytest.mark.parametrize("identity", IDENTITIES, ids=lambda i: "-".join(map(str, i.values())))
-async def test_retries_across_growths_never_double(
+async def test_retries_across_growths_never_duplicate(
     world: World, topic: MakeTopic, identity: dict[str, Any], memory: Memory | None
 ) -> None:
     await topic(partitions=2)
@@ -218,7 +218,7 @@ async def test_same_identity_with_another_payload_is_a_conflict_across_growth(to
             await broker.enqueue("jobs", b"other", idempotency_key=f"i{i}")
 
 
-async def test_older_epoch_is_fenced_in_new_partitions_too(topic: MakeTopic, broker: Broker) -> None:
+async def test_older_epoch_is_fenced_in_new_partitions(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=2)
     old = await broker.open_producer("jobs", "p")
     new = await broker.open_producer("jobs", "p")
@@ -253,7 +253,7 @@ async def test_number_older_than_the_window_stays_stale_after_growth(world: Worl
     await hl.enqueue_batch("jobs", numbered("seq", True, None), producer_id="p", epoch=epoch)
     await hl.update_topic("jobs", partitions=30)
     await world.advance(3600)
-    await hl.enqueue_batch("jobs", [Outgoing(b"", key=f"z{i}") for i in range(MANY)])  # upkeep of windows
+    await hl.enqueue_batch("jobs", [Outgoing(b"", key=f"z{i}") for i in range(MANY)])  # maintenance of the windows
     for m in numbered("seq", True, None):
         try:
             again = await hl.enqueue("jobs", m.payload, key=m.key, producer_id="p", epoch=epoch, seq=m.seq)
@@ -277,7 +277,7 @@ async def test_key_is_free_after_its_window_on_a_grown_topic(world: World, topic
 
 
 @pytest.mark.usefixtures("fake_time")
-async def test_shorter_window_does_not_end_the_memory_of_keys_from_before(world: World, topic: MakeTopic) -> None:
+async def test_shorter_window_does_not_forget_earlier_keys(world: World, topic: MakeTopic) -> None:
     await topic(partitions=2, dedup_window=86400.0)
     hl = world.broker
     await hl.enqueue_batch("jobs", numbered("key", False, None))
@@ -316,7 +316,7 @@ async def test_atomic_batch_over_old_and_new_partitions_is_atomic(
 
 async def test_repeated_row_of_a_batch_goes_to_the_same_partition(topic: MakeTopic, broker: Broker) -> None:
     await topic(partitions=2)
-    await broker.enqueue_batch("jobs", numbered("key", False, None, first=MANY))  # so that older places are asked
+    await broker.enqueue_batch("jobs", numbered("key", False, None, first=MANY))  # checks earlier placements too
     await broker.update_topic("jobs", partitions=9)
     results = await broker.enqueue_batch("jobs", numbered("key", False, None) * 2)
     assert [r.duplicate for r in results] == [False] * MANY + [True] * MANY
@@ -335,7 +335,7 @@ async def test_producer_continues_across_growth(topic: MakeTopic, broker: Broker
     assert len(await drain(broker)) == 33
 
 
-async def test_lease_taken_before_growth_is_given_back_by_a_repeated_pop(jobs: Broker) -> None:
+async def test_repeated_pop_returns_a_lease_from_before_growth(jobs: Broker) -> None:
     await put(jobs, 1, 2)
     first = await take(jobs, request_id="r")
     await jobs.update_topic("jobs", partitions=6)
@@ -345,7 +345,7 @@ async def test_lease_taken_before_growth_is_given_back_by_a_repeated_pop(jobs: B
 @pytest.mark.feature("batches")
 @pytest.mark.parametrize("scope", ["window", "until_ack"])
 async def test_keys_prepared_before_growth_are_in_doubt_after_it(topic: MakeTopic, world: World, scope: Any) -> None:
-    """The keys of a prepared part lie where the old count placed them; a retry must not go in beside them."""
+    """The keys of a prepared part are where the old count placed them; a retry must not be enqueued beside them."""
     broker = world.broker
     await topic(partitions=2)
     sent = [Outgoing(b"x", key=f"k{i}", idempotency_key=f"o{i}", idempotency_scope=scope) for i in range(40)]

@@ -148,4 +148,4 @@ async def test_stopped_consumer_returns_batches_that_were_not_started(jobs: Brok
     await jobs.ack(first)
     released = await jobs.pop("jobs", 20, lazy=True)
     assert released.payloads == [b"%d" % i for i in range(10, 30)]
-    assert released.attempts == [1] * 20, "a release counts no attempt"
+    assert released.attempts == [1] * 20, "a release does not count an attempt"

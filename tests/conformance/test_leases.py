@@ -1,4 +1,4 @@
-"""Acting on leases: ack, nack, release, extend, bury; and what happens to those who come too late."""
+"""Settle and extend leases: ack, nack, release, extend, bury; and what late callers get."""
 
 from __future__ import annotations
 
@@ -265,9 +265,9 @@ async def test_settling_a_released_lease_is_rejected(jobs: Broker, act: str) -> 
 
 @each_act
 @pytest.mark.parametrize("partitions", [1, 2])
-async def test_lease_that_never_was_is_refused(topic: MakeTopic, broker: Broker, act: str, partitions: int) -> None:
+async def test_unknown_lease_is_refused(topic: MakeTopic, broker: Broker, act: str, partitions: int) -> None:
     await topic(partitions=partitions)
-    foreign = 264905529753600000 | 5 << 12  # of partition 5, which is not there
+    foreign = 264905529753600000 | 5 << 12  # of partition 5, which does not exist
     with pytest.raises(heapline.LeaseLost) as caught:
         await ACTS[act](broker, LeaseRef("jobs", foreign, 0))
     assert caught.value.lost == [foreign]
@@ -352,4 +352,4 @@ async def test_lost_lease_is_named_by_its_ulid(jobs: Broker) -> None:
         assert one.message_id in str(caught.value)
     with pytest.raises(heapline.LeaseLost) as caught:
         await jobs.nack(LeaseRef("jobs", other.id, other.token))
-    assert str(other.id) in str(caught.value), "a LeaseRef does not know the topic's suffix"
+    assert str(other.id) in str(caught.value), "a LeaseRef does not contain the topic's id suffix"

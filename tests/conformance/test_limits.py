@@ -1,4 +1,4 @@
-"""Limits answer ResourceExhausted, with the limit in it, and change nothing. (Payload size is in test_enqueue.)"""
+"""Calls over a limit raise ResourceExhausted with that limit, and change nothing. Payload size is in test_enqueue."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_backlog_counts_ready_and_delayed_but_not_leased_or_dead(topic: Ma
     await put(broker, 3, 4)
     with pytest.raises(heapline.ResourceExhausted):
         await put(broker, 5)
-    await b.nack(backoff=0)  # what comes back is never refused
+    await b.nack(backoff=0)  # a message that is redelivered is never refused
     assert (await broker.stats("jobs")).ready == 3
     await broker.purge("jobs")
     await put(broker, 5)
@@ -72,7 +72,7 @@ async def test_pop_over_max_inflight_is_refused(topic: MakeTopic, broker: Broker
     for p in (1, 2, 3):
         await put(broker, p)
     held = await broker.pop("jobs", 10)
-    assert len(held) == 2, "a pop gets as many as the limit leaves"
+    assert len(held) == 2, "a pop gets as many as the limit allows"
     before = await picture(broker)
     with pytest.raises(heapline.ResourceExhausted, match=r"max_inflight.*2") as caught:
         await broker.pop("jobs")

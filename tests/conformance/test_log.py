@@ -1,4 +1,4 @@
-"""The log as data: offsets and decoded columns of all that happened."""
+"""The log as data: offsets and decoded columns of all events."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_enqueued_rows_carry_the_messages(world: World, jobs: Broker, bare
     assert abs(frame.wall_ms - now) < 5000
 
 
-async def test_everything_that_happens_is_in_the_log(world: World, topic: MakeTopic) -> None:
+async def test_log_contains_every_kind_of_event(world: World, topic: MakeTopic) -> None:
     hl = world.broker
     await topic(backoff=heapline.Backoff(base=0))
     await hl.open_producer("jobs", "p")
@@ -102,7 +102,7 @@ async def test_everything_that_happens_is_in_the_log(world: World, topic: MakeTo
     await hl.cancel("jobs", ids[6])
     await hl.reschedule("jobs", ids[7], priority=1)
     await hl.dlq_replay("jobs")
-    await world.advance(3)  # the timer fires, the ttl ends, the sixth lease too
+    await world.advance(3)  # the timer fires, the ttl ends, and so does the sixth lease
     await hl.bury(await hl.pop("jobs", 1))
     await hl.dlq_delete("jobs", where=heapline.DlqFilter())
     await hl.pause_topic("jobs")
@@ -117,9 +117,7 @@ async def test_everything_that_happens_is_in_the_log(world: World, topic: MakeTo
     }  # fmt: skip
 
 
-async def test_columns_are_as_long_as_their_event_or_hold_for_all_its_rows(
-    world: World, topic: MakeTopic, bare_log: None
-) -> None:
+async def test_columns_have_one_value_per_row_or_one_for_all(world: World, topic: MakeTopic, bare_log: None) -> None:
     hl = world.broker
     await topic()
     await put(hl, 1, 2, 3, ttl=1)
@@ -146,7 +144,7 @@ async def test_log_leases_contain_attempts_holder_and_deadline(jobs: Broker) -> 
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, None), (0, 0), (3, 8), (5, 6), (0, 1000), (9, None), (10, None)])
-async def test_range_gives_the_frames_that_hold_its_rows(
+async def test_range_returns_the_frames_that_contain_its_rows(
     jobs: Broker, start: int, end: int | None, bare_log: None
 ) -> None:
     for p in range(10):
@@ -156,7 +154,7 @@ async def test_range_gives_the_frames_that_hold_its_rows(
     assert rows == list(range(start, min(10, 10 if end is None else end)))
 
 
-async def test_range_reads_again_alike(jobs: Broker) -> None:
+async def test_reading_a_range_again_returns_the_same_rows(jobs: Broker) -> None:
     await put(jobs, *range(20))
     first = await read(jobs, start=0, end=20)
     await jobs.ack(await jobs.pop("jobs", 20))

@@ -1,4 +1,4 @@
-"""Message ids: the integer is unique within its topic, the ULID everywhere, and a ULID names only its own message."""
+"""Message ids: the integer is unique within its topic, the ULID everywhere; a ULID matches only its own message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def both(topic: MakeTopic, broker: Broker) -> Broker:
 
 
 async def paired(hl: Broker) -> tuple[heapline.Enqueued, heapline.Enqueued]:
-    """Enqueue into both topics until two messages have the same integer; the clock stands still."""
+    """Enqueue into both topics until two messages have the same integer; the clock does not advance."""
     for _ in range(PAIRS):
         one, two = await hl.enqueue("jobs", b"one"), await hl.enqueue("team/jobs", b"two")
         if one.id == two.id:
@@ -44,7 +44,7 @@ async def test_paired_enqueues_into_two_topics_get_distinct_ulids(both: Broker) 
             sent = await both.enqueue(name, b"x")
             ids.append(sent.id)
             ulids.add(sent.message_id)
-    assert len(set(ids)) < 2 * PAIRS, "the integers must collide, or this shows nothing"
+    assert len(set(ids)) < 2 * PAIRS, "the integers must collide, or this test proves nothing"
     assert len(ulids) == 2 * PAIRS
     popped = [m for name in ("jobs", "team/jobs") for m in await both.pop(name, PAIRS)]
     assert {m.message_id for m in popped} == ulids
@@ -111,7 +111,7 @@ async def test_ulid_of_another_topic_is_answered_as_an_unknown_id(both: Broker, 
 
 
 @pytest.mark.usefixtures("fake_time", "colliding_ids")
-async def test_ulids_of_another_topic_name_no_dead_letters(both: Broker) -> None:
+async def test_ulids_of_another_topic_match_no_dead_letters(both: Broker) -> None:
     one, two = await paired(both)
     for name in ("jobs", "team/jobs"):
         await both.bury(await both.pop(name, PAIRS))

@@ -1,4 +1,4 @@
-"""The names and keywords of the contract, as the issue spells them."""
+"""The names and keywords of the contract, as specified."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import heapline
 from heapline.contract.broker import Broker
 
-#: Every call of the contract with the parameters that people may name.
+#: Every call of the contract with its public parameters.
 CALLS = {
     "do": [],
     "stream": [],
@@ -105,12 +105,12 @@ def test_contract_and_broker_agree_on_names_order_and_defaults(broker: Broker, n
     assert [(p.name, p.kind, p.default) for p in given] == [(p.name, p.kind, p.default) for p in promised]
 
 
-def test_contract_holds_no_call_that_this_suite_does_not_know() -> None:
+def test_contract_has_only_calls_that_this_suite_lists() -> None:
     public = {name for name in dir(Broker) if callable(getattr(Broker, name)) and not name.startswith("_")}
     assert public == set(CALLS)
 
 
-async def test_message_has_everything_that_the_contract_names(jobs: Broker) -> None:
+async def test_message_has_every_attribute_of_the_contract(jobs: Broker) -> None:
     await jobs.enqueue("jobs", b"payload", priority=5, key="customer-7", headers={"k": "v"})
     (m,) = await jobs.pop("jobs", holder="worker-1")
     assert (m.payload, m.priority, m.attempts, m.key, m.headers, m.topic, m.partition) == (

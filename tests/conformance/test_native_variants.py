@@ -1,4 +1,4 @@
-"""A part of the contract on the native wire in other ways: TLS, a Unix socket, the sync client, …"""
+"""Part of the contract over variants of the native wire: TLS, a Unix socket, the sync client, and so on."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class UnixWorld(GrpcWorld):
 
 
 class BlockingBroker(Broker):
-    """The blocking connection, in a thread of its own."""
+    """The blocking connection, in a separate thread."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -142,7 +142,7 @@ class SyncWorld(GrpcWorld):
 
 
 class CompressedWorld(GrpcWorld):
-    """Topics with compression="zstd", and sides that compress bodies of any size and know every setting."""
+    """Topics with compression="zstd"; both sides compress bodies of any size and know every setting."""
 
     small = GrpcWorld.small | {"compression": "zstd"}
 
@@ -182,13 +182,13 @@ VARIANTS: dict[str, Callable[[Path, Path], World]] = {
 
 #: Their pops wait until another call on the same connection wakes them.
 WAITING_MODULES = ("test_limits", "test_pop")
-CANCELLING_TESTS = ("test_cancelled_wait_takes_nothing", "test_pop_cancelled_at_any_time_leaves_no_lease")
+CANCELLING_TESTS = ("test_cancelled_wait_leases_nothing", "test_pop_cancelled_at_any_time_leaves_no_lease")
 
 
 @pytest.fixture(params=sorted(VARIANTS))
 async def world(request: pytest.FixtureRequest, tmp_path: Path, certs: Path) -> AsyncIterator[World]:
     if request.param == "blocking" and request.function.__module__.endswith(WAITING_MODULES):
-        pytest.skip("a call that waits keeps the other threads of its blocking connection waiting")
+        pytest.skip("a waiting call blocks the other threads of its blocking connection")
     if request.param == "sync" and request.node.originalname in CANCELLING_TESTS:
         pytest.skip("a call in a thread cannot be cancelled")
     world = VARIANTS[request.param](tmp_path, certs)

@@ -108,7 +108,7 @@ async def test_waiting_makes_more_urgent_on_an_aging_topic(world: World, topic: 
     await topic(ordering=heapline.aging(1.0))
     await put(hl, 100)
     await world.advance(50)
-    await put(hl, 60)  # the first has aged to 50
+    await put(hl, 60)  # aged to 50 by now
     await world.advance(50)
     await put(hl, -20)
     assert await drain(hl) == [b"-20", b"100", b"60"]
@@ -118,7 +118,7 @@ async def test_aging_works_the_other_way_round_on_a_max_topic(world: World, topi
     hl = world.broker
     await topic(mode="max", ordering=heapline.aging(2.0), partitions=3)
     await put(hl, 10)
-    await world.advance(30)  # the first is worth 70 now
+    await world.advance(30)  # now equal to 70
     await put(hl, 60, 80)
     assert await drain(hl) == [b"80", b"10", b"60"]
 

@@ -1,4 +1,4 @@
-"""A topic over many partitions: one order over all of them, and partitions that are left out for a while."""
+"""A topic over many partitions: one order over all of them, and throttled partitions."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_throttling_survives_a_restart(world: World, topic: MakeTopic, mem
     ("partition", "throttled", "reason"),
     [(2, True, None), (-1, True, None), (True, True, None), (0, 1, None), (0, True, 5)],
 )
-async def test_throttling_refuses_nonsense(
+async def test_invalid_throttling_is_refused(
     topic: MakeTopic, broker: Broker, partition: int, throttled: bool, reason: str | None
 ) -> None:
     await topic(partitions=2)
@@ -133,7 +133,7 @@ async def test_min_freshness_lets_a_better_later_message_go_first(
     await world.advance(0.4)
     await broker.enqueue("jobs", b"better", priority=1, key="b")
     await world.advance(0.3)
-    assert await broker.pop("jobs", 5) == [], "nothing worse goes before it either"
+    assert await broker.pop("jobs", 5) == [], "no worse message is delivered before it either"
     await world.advance(0.3)
     assert [m.payload for m in await broker.pop("jobs", 5)] == [b"better", b"good"]
 
@@ -176,6 +176,6 @@ async def test_weighted_strategy_is_changed_live(topic: MakeTopic, broker: Broke
     "config",
     [{"strategy": "best"}, {"partition_weights": {0: 0}}, {"partition_weights": {5000: 1}}, {"min_freshness": -1}],
 )
-async def test_bad_settings_of_the_spine_are_refused(topic: MakeTopic, config: dict[str, object]) -> None:
+async def test_invalid_spine_settings_are_refused(topic: MakeTopic, config: dict[str, object]) -> None:
     with pytest.raises(BadRequest):
         await topic(partitions=2, **config)

@@ -1,4 +1,4 @@
-"""Pause stops delivery and nothing else; purge removes what waits and nothing else."""
+"""Pause only stops delivery; purge only removes waiting messages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_pause_until_ends_automatically(world: World, jobs: Broker) -> Non
     assert await drain(jobs) == [b"1"]
 
 
-async def test_later_pause_takes_the_place_of_the_earlier(world: World, jobs: Broker) -> None:
+async def test_later_pause_replaces_the_earlier(world: World, jobs: Broker) -> None:
     await jobs.pause_topic("jobs", until=world.now() + timedelta(seconds=1))
     await jobs.pause_topic("jobs")
     await world.advance(2)
@@ -112,7 +112,7 @@ async def test_enqueue_after_a_purge_is_not_purged(jobs: Broker) -> None:
     assert await drain(jobs) == [b"2"]
 
 
-async def test_purge_after_all_kinds_of_touching(world: World, jobs: Broker) -> None:
+async def test_purge_removes_messages_that_were_changed_in_every_way(world: World, jobs: Broker) -> None:
     ids = await put(jobs, *range(10))
     for id in ids[:4]:
         await jobs.reschedule("jobs", id, delay=1)

@@ -1,4 +1,4 @@
-"""`pop`: how many, for how long, for whom, how many bytes; and waiting for what is not there yet."""
+"""`pop`: how many messages, how long, for which holder, how many bytes; and waiting for messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heapline.contract.message import Outgoing
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, picture, put, take
 
-LONG = 60.0  # a wait that a passing test never sits out
+LONG = 60.0  # a timeout that a passing test never reaches
 
 
 async def test_pop_of_an_empty_topic_is_empty(jobs: Broker) -> None:
@@ -72,7 +72,7 @@ async def test_pop_is_bounded_in_bytes_but_gives_at_least_one(topic: MakeTopic, 
 
 
 async def waiting_pop(hl: Broker, **options: Any) -> asyncio.Task[list[heapline.Message]]:
-    """A pop that has begun to wait."""
+    """Start a pop and wait until it waits."""
     task = asyncio.create_task(hl.pop("jobs", **{"wait": LONG, **options}))
     await hl.stats("jobs")
     assert not task.done()
@@ -90,7 +90,7 @@ async def test_waiting_pop_returns_ready_messages_without_waiting_for_more(jobs:
     assert len(await jobs.pop("jobs", 100, wait=LONG)) == 1
 
 
-async def test_pop_that_waits_in_vain_is_empty(jobs: Broker) -> None:
+async def test_pop_returns_empty_after_its_wait(jobs: Broker) -> None:
     assert await jobs.pop("jobs", wait=0.02) == []
 
 
@@ -148,7 +148,7 @@ async def test_waiting_pop_wakes_for_reschedule_replay_and_resume(jobs: Broker) 
     assert len(await task) == 1
 
 
-async def test_cancelled_wait_takes_nothing(jobs: Broker) -> None:
+async def test_cancelled_wait_leases_nothing(jobs: Broker) -> None:
     task = await waiting_pop(jobs)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -169,7 +169,7 @@ async def test_pop_cancelled_at_any_time_leaves_no_lease(jobs: Broker) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        (m,) = await jobs.pop("jobs", wait=5)  # given back at once, not at the lease's end
+        (m,) = await jobs.pop("jobs", wait=5)  # released immediately, not at the lease's end
         assert m.attempts == 1
         await m.release()
 

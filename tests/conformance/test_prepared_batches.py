@@ -1,4 +1,4 @@
-"""Prepared batches: parts are stored invisibly, then exactly the named ones become visible together, or none."""
+"""Prepared batches: parts are stored invisibly; then exactly the named ones become visible together, or none do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def some(*payloads: str, **facts: Any) -> list[Outgoing]:
 
 
 async def taken(broker: Broker, topic: str = "jobs") -> list[str]:
-    """Everything that can be popped now; acked."""
+    """Pop and ack everything that is ready."""
     messages = await broker.pop(topic, 1000)
     await broker.ack(messages)
     return [m.payload.decode() for m in messages]
@@ -34,7 +34,7 @@ async def two(broker: Broker, topic: MakeTopic) -> Broker:
     return broker
 
 
-async def test_prepared_messages_are_unseen_until_their_part_is_committed(two: Broker) -> None:
+async def test_prepared_messages_are_invisible_until_their_part_is_committed(two: Broker) -> None:
     await two.prepare_batch("b", "1", {"jobs": some("a", "b"), "mail": some("c")})
     assert (await taken(two), await taken(two, "mail"), await two.peek("jobs")) == ([], [], [])
     stats = await two.stats("jobs")
@@ -174,7 +174,7 @@ async def test_identity_in_an_undecided_batch_is_in_doubt(jobs: Broker) -> None:
         await jobs.enqueue("jobs", b"other", idempotency_key="k")
 
 
-async def test_identity_of_an_aborted_or_losing_part_is_free(jobs: Broker) -> None:
+async def test_identity_of_an_aborted_or_unnamed_part_is_free(jobs: Broker) -> None:
     await jobs.prepare_batch("b", "1", some("a", idempotency_key="k"), topic="jobs")
     await jobs.abort_batch("b")
     assert not (await jobs.enqueue("jobs", b"other", idempotency_key="k")).duplicate
@@ -195,7 +195,7 @@ async def test_two_attempts_of_one_task_may_carry_the_same_identities(jobs: Brok
     assert (await jobs.enqueue("jobs", b"b", producer_id="task-7", epoch=epoch, seq=1)).duplicate
 
 
-async def test_of_two_named_parts_with_one_identity_the_second_is_left_out(jobs: Broker) -> None:
+async def test_second_named_part_with_the_same_identity_is_a_duplicate(jobs: Broker) -> None:
     for part in ("1", "2"):
         messages = [*some("same", idempotency_key="k"), *some(f"own {part}")]
         await jobs.prepare_batch("b", part, messages, topic="jobs")
@@ -203,7 +203,7 @@ async def test_of_two_named_parts_with_one_identity_the_second_is_left_out(jobs:
     assert sorted(await taken(jobs)) == ["own 1", "own 2", "same"]
 
 
-async def test_named_parts_that_contradict_each_other_are_refused(jobs: Broker) -> None:
+async def test_commit_of_contradictory_parts_is_refused(jobs: Broker) -> None:
     await jobs.prepare_batch("b", "1", some("one", idempotency_key="k"), topic="jobs")
     await jobs.prepare_batch("b", "2", some("two", idempotency_key="k"), topic="jobs")
     with pytest.raises(heapline.IdempotencyConflict):
@@ -237,7 +237,7 @@ async def test_sequences_in_doubt_survive_a_restart(world: World, jobs: Broker, 
     assert sorted(await taken(broker)) == ["a", "b", "between"]
 
 
-async def test_part_of_nothing_but_duplicates_can_be_committed(jobs: Broker) -> None:
+async def test_part_with_only_duplicates_can_be_committed(jobs: Broker) -> None:
     known = await jobs.enqueue("jobs", b"a", idempotency_key="k")
     (row,) = (await jobs.prepare_batch("b", "1", some("a", idempotency_key="k"), topic="jobs"))["jobs"]
     assert (row.id, row.duplicate) == (known.id, True)
@@ -262,7 +262,7 @@ async def test_prepared_messages_count_against_max_backlog(broker: Broker, topic
     await broker.enqueue_batch("jobs", some("d", "e"))
 
 
-@pytest.mark.feature("log")  # a part of 1 MB is too large for small segments only
+@pytest.mark.feature("log")  # only small segments reject a part of 1 MB
 async def test_error_for_a_too_large_part_says_what_to_do(jobs: Broker) -> None:
     with pytest.raises(heapline.BadRequest, match="several parts"):
         await jobs.prepare_batch("b", "1", [Outgoing(bytes(60 << 10))] * 18, topic="jobs")

@@ -61,10 +61,10 @@ async def test_replay_rows_contain_every_field_of_a_message(world: World, topic:
     )
     assert (first.partition, second.partition) == (0, 0)
     assert first.offset < second.offset
-    await first.ack()  # of no group: nothing happens
+    await first.ack()  # it belongs to no group, so this has no effect
 
 
-async def test_stream_is_the_same_whatever_workers_do(world: World, jobs: Any) -> None:
+async def test_workers_do_not_change_the_stream(world: World, jobs: Any) -> None:
     await put(jobs, 1, 2, 3)
     await put(jobs, 4, delay=5)
     await world.advance(6)
@@ -88,7 +88,7 @@ async def test_batches_are_columns_of_one_partition(topic: MakeTopic, broker: An
     assert {batch.partition for batch in batches} == {0, 1}
 
 
-async def test_by_offsets(jobs: Any, bare_log: None) -> None:
+async def test_replay_between_offsets(jobs: Any, bare_log: None) -> None:
     await put(jobs, *range(10))
     assert await payloads(jobs, start=3, end=6) == [b"3", b"4", b"5"]
     assert await payloads(jobs, start={0: 8}) == [b"8", b"9"]
@@ -97,7 +97,7 @@ async def test_by_offsets(jobs: Any, bare_log: None) -> None:
     assert await payloads(jobs, partitions=[0], start=9) == [b"9"]
 
 
-async def test_by_time(world: World, jobs: Any, fake_time: None) -> None:
+async def test_replay_between_times(world: World, jobs: Any, fake_time: None) -> None:
     moments = []
     for priority in range(6):
         moments.append(world.now())
@@ -117,10 +117,10 @@ async def test_fast_replay_returns_live_messages_in_their_current_state(jobs: An
     await done.ack()
     rows = await read(jobs, mode="fast")
     assert [(row.id, row.priority) for row in rows] == [(ids[2], 2), (ids[3], 3), (ids[4], 4), (ids[5], -9)]
-    assert urgent.id == ids[5], "what is leased is not gone"
+    assert urgent.id == ids[5], "leased messages are still live"
 
 
-async def test_filters(jobs: Any) -> None:
+async def test_replay_filters_rows(jobs: Any) -> None:
     await jobs.enqueue("jobs", b"a", priority=1, key="k", headers={"h": "1"})
     await jobs.enqueue("jobs", b"b", priority=2)
     assert await payloads(jobs, where=ReplayFilter(key="k", headers={"h": "1"}, priority_max=1)) == [b"a"]
@@ -128,7 +128,7 @@ async def test_filters(jobs: Any) -> None:
     assert await payloads(jobs, where=ReplayFilter(headers={"h": "2"})) == []
 
 
-async def test_rate_loses_nothing(jobs: Any) -> None:
+async def test_replay_at_a_rate_returns_every_row(jobs: Any) -> None:
     await put(jobs, *range(30))
     reader = asyncio.ensure_future(payloads(jobs, rate=1e6))
     assert await reader == [b"%d" % p for p in range(30)]
@@ -144,7 +144,7 @@ async def test_checkpoint_continues_where_its_reader_stopped(world: World, jobs:
     await rows.aclose()
     hl: Any = await world.reopen()
     again = await payloads(hl, checkpoint="mine")
-    assert again == [b"%d" % p for p in range(3, 10)], "the row at which it stopped was not done"
+    assert again == [b"%d" % p for p in range(3, 10)], "the row at which it stopped was not finished"
     await put(hl, 10)
     assert await payloads(hl, checkpoint="mine") == [b"10"]
     assert await payloads(hl, checkpoint="mine") == []
@@ -179,7 +179,7 @@ async def test_replay_of_an_unknown_topic_raises_not_found(broker: Any) -> None:
 # -- into a topic ------------------------------------------------------------------------------------------------------
 
 
-async def test_into_another_topic_each_once_and_marked(both: Any) -> None:
+async def test_replay_into_a_topic_enqueues_each_row_once_with_its_origin(both: Any) -> None:
     ids = await put(both, *range(25), headers={"h": "v"})
     started = await both.start_replay("again", "jobs", into="other")
     assert (started.name, started.source, started.into, started.mode) == ("again", "jobs", "other", "all")
@@ -204,7 +204,7 @@ async def test_replay_into_its_own_topic_ends(jobs: Any) -> None:
     assert await drain(jobs) == [b"1", b"1", b"2", b"2"]
 
 
-async def test_priority_and_due_time_replaced(world: World, both: Any) -> None:
+async def test_replay_into_a_topic_replaces_priority_and_due_time(world: World, both: Any) -> None:
     await put(both, 1, 2)
     await both.start_replay("again", "jobs", into="other", priority=7, delay=60)
     await ended(both)
@@ -217,7 +217,7 @@ async def test_priority_and_due_time_replaced(world: World, both: Any) -> None:
     assert (await both.stats("other")).delayed == 2
 
 
-async def test_fast_filtered_and_with_due_times_kept(both: Any) -> None:
+async def test_fast_replay_into_a_topic_filters_and_keeps_due_times(both: Any) -> None:
     ids = await put(both, *range(5))
     await both.cancel("jobs", ids[1])
     await both.reschedule("jobs", ids[2], delay=60)
@@ -229,7 +229,7 @@ async def test_fast_filtered_and_with_due_times_kept(both: Any) -> None:
     assert (stats.ready, stats.delayed) == (2, 1)
 
 
-async def test_name_belongs_to_one_request(world: World, both: Any) -> None:
+async def test_replay_name_belongs_to_one_request(world: World, both: Any) -> None:
     await put(both, 1)
     options: dict[str, Any] = {"into": "other", "start": {0: 0}, "where": ReplayFilter(priority_min=0), "rate": 1000.0}
     await both.start_replay("again", "jobs", **options)
@@ -294,7 +294,7 @@ async def test_deleted_target_fails_the_replay(topic: MakeTopic, broker: Any) ->
                 {"deliver_at": datetime(2030, 1, 1)}, {"start": "now"}, {"into": "no topic"},
                 {"name": "a b"}, {"name": "x" * 128}, {"mode": 1}], ids=str,
 )  # fmt: skip
-async def test_bad_request_starts_nothing(jobs: Any, options: dict[str, Any]) -> None:
+async def test_invalid_replay_request_starts_nothing(jobs: Any, options: dict[str, Any]) -> None:
     with pytest.raises((heapline.BadRequest, heapline.BadName)):
         await jobs.start_replay(**{"name": "again", "topic": "jobs", **options})
     assert await jobs.list_replays() == []

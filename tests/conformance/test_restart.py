@@ -19,7 +19,7 @@ Reopen = Callable[[], Awaitable[Broker]]
 
 @pytest.fixture(params=["snapshot", "journal", "both"])
 def reopen(world: World, request: pytest.FixtureRequest) -> Reopen:
-    """Restart; "both" once from each, so that what was read back is written again."""
+    """Restart; with "both", once from each, so that recovered state is written and read again."""
 
     async def again() -> Broker:
         for memory in ("journal", "snapshot") if request.param == "both" else (request.param,):
@@ -30,7 +30,9 @@ def reopen(world: World, request: pytest.FixtureRequest) -> Reopen:
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-async def test_whole_picture_is_the_same(world: World, topic: MakeTopic, reopen: Reopen, partitions: int) -> None:
+async def test_restart_keeps_the_complete_state_of_a_topic(
+    world: World, topic: MakeTopic, reopen: Reopen, partitions: int
+) -> None:
     hl = world.broker
     await topic(partitions=partitions)
     for p in range(40):
@@ -105,7 +107,9 @@ async def test_time_passes_while_the_broker_is_closed(world: World, jobs: Broker
     assert (stats.ready, stats.delayed, stats.leased) == (1, 1, 0), "one is due, one backs off, one has expired"
 
 
-async def test_leases_and_their_tokens_are_good_after_a_restart(world: World, topic: MakeTopic, reopen: Reopen) -> None:
+async def test_leases_and_their_tokens_are_valid_after_a_restart(
+    world: World, topic: MakeTopic, reopen: Reopen
+) -> None:
     await topic(partitions=2)
     for p in range(6):
         await put(world.broker, p)
@@ -261,7 +265,7 @@ async def test_pause_is_kept(world: World, topic: MakeTopic, reopen: Reopen) -> 
     assert await drain(hl) == [b"1"]
 
 
-async def test_touched_priorities_are_kept(world: World, jobs: Broker, reopen: Reopen) -> None:
+async def test_changed_priorities_are_kept(world: World, jobs: Broker, reopen: Reopen) -> None:
     ids = await put(jobs, 1, 2, 3, 4)
     await jobs.reschedule("jobs", ids[0], priority=10)
     await jobs.reschedule("jobs", ids[3], priority=-10)

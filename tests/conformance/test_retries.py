@@ -1,4 +1,4 @@
-"""Attempts, the retry limit, and what becomes of a message that has used it up."""
+"""Attempts, the retry limit, and the outcome of a message that has reached it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_max_retries_of_n_is_at_most_n_plus_one_deliveries(jobs: Broker, l
     assert (await jobs.stats("jobs")).dead_total == 1
 
 
-async def test_topics_default_limit_holds_for_messages_without_their_own(topic: MakeTopic, broker: Broker) -> None:
+async def test_topic_default_limit_applies_to_messages_without_one(topic: MakeTopic, broker: Broker) -> None:
     await topic(max_retries_default=1)
     await put(broker, 1)
     for _ in range(2):
@@ -31,7 +31,7 @@ async def test_topics_default_limit_holds_for_messages_without_their_own(topic: 
     assert (await broker.stats("jobs")).dead == 1
 
 
-async def test_sixteen_retries_by_default(jobs: Broker) -> None:
+async def test_default_limit_is_sixteen_retries(jobs: Broker) -> None:
     await put(jobs, 1)
     deliveries = 0
     while messages := await jobs.pop("jobs"):
@@ -51,7 +51,7 @@ async def test_expired_leases_count_as_attempts_and_the_reason_says_so(world: Wo
     assert (dead.reason, dead.attempts) == ("lease expired", 2)
 
 
-async def test_dead_letter_without_a_reason_still_has_one(jobs: Broker) -> None:
+async def test_dead_letter_without_a_given_reason_has_a_default_one(jobs: Broker) -> None:
     await put(jobs, 1, max_retries=0)
     await (await take(jobs)).nack()
     (dead,) = await jobs.dlq_list("jobs")
@@ -79,7 +79,7 @@ async def test_message_without_a_dlq_is_dropped_and_reported(topic: MakeTopic, b
     assert (await broker.stats("jobs")).dead_total == 1
 
 
-async def test_attempts_stop_counting_nowhere_below_the_limit(jobs: Broker) -> None:
+async def test_attempts_count_up_to_the_limit(jobs: Broker) -> None:
     await put(jobs, 1, max_retries=250)
     for number in range(1, 252):
         m = await take(jobs)

@@ -1,4 +1,4 @@
-"""Schedules: messages that are enqueued by the calendar, once each."""
+"""Schedules: messages that are enqueued at given times, once each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.feature("schedules"), pytest.mark.usefixtures("fake_ti
 
 
 async def fired(hl: Broker, topic: str = "jobs") -> list[str]:
-    """The moments of all firings that are ready, which are taken."""
+    """Ack all ready firings and return their times."""
     found: list[str] = []
     while messages := await hl.pop(topic, 100):
         found += [m.headers[AT] for m in messages]
@@ -118,7 +118,7 @@ async def test_firings_and_pauses_outlast_a_restart(world: World, jobs: Broker) 
 
 
 @pytest.mark.parametrize(("misfire", "kept"), [("skip", []), ("once", [4]), ("all", [1, 2, 3, 4])])
-async def test_misfire_policy_decides_about_missed_firings(
+async def test_misfire_policy_selects_which_missed_firings_are_enqueued(
     world: World, jobs: Broker, misfire: Any, kept: list[int]
 ) -> None:
     start = world.now()
@@ -126,7 +126,7 @@ async def test_misfire_policy_decides_about_missed_firings(
     hl = await world.away(4.5 * 3600)
     assert await fired(hl) == [text(start + timedelta(hours=n)) for n in kept]
     await world.advance(1800)
-    assert await fired(hl) == [text(start + timedelta(hours=5))], "and then as ever"
+    assert await fired(hl) == [text(start + timedelta(hours=5))], "then on time again"
 
 
 async def test_daylight_saving_keeps_the_time_of_day(world: World, jobs: Broker) -> None:
@@ -153,7 +153,7 @@ async def test_paused_schedule_fires_nothing_and_makes_nothing_up(world: World, 
     assert len(await fired(jobs)) == 1
 
 
-async def test_deleted_schedule_fires_no_more_and_its_messages_stay(world: World, jobs: Broker) -> None:
+async def test_deleted_schedule_stops_firing_and_its_messages_stay(world: World, jobs: Broker) -> None:
     await jobs.create_schedule("a", every=60, topic="jobs")
     await world.advance(60)
     await jobs.delete_schedule("a")
@@ -195,7 +195,7 @@ async def test_full_topic_is_reported_and_firings_follow_later(world: World, top
     assert (await hl.get_schedule("a")).state == "active"
 
 
-async def test_schedule_of_a_deleted_topic_stays_and_says_so(world: World, jobs: Broker) -> None:
+async def test_schedule_of_a_deleted_topic_stays_and_reports_the_problem(world: World, jobs: Broker) -> None:
     await jobs.create_schedule("a", every=60, topic="jobs")
     await jobs.delete_topic("jobs")
     await world.advance(60)
@@ -236,7 +236,7 @@ async def test_bad_schedule_is_refused_with_what_to_do(jobs: Broker) -> None:
     assert await jobs.list_schedules() == []
 
 
-async def test_message_that_its_topic_would_not_take_is_refused(world: World, topic: MakeTopic) -> None:
+async def test_schedule_whose_message_its_topic_rejects_is_refused(world: World, topic: MakeTopic) -> None:
     await topic(max_payload_bytes=100)
     with pytest.raises(PayloadTooLarge):
         await world.broker.create_schedule("a", every=60, topic="jobs", payload=bytes(101))

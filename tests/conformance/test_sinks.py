@@ -1,4 +1,4 @@
-"""Sinks: a commit for a sink under a version happens once, however often it is repeated, and whatever it is called."""
+"""Sinks: a version is committed once, however often the commit is repeated and whatever its batch is named."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ async def test_part_of_a_committed_or_skipped_version_is_rejected(jobs: Broker) 
     assert await taken(jobs) == ["b", "next"]
 
 
-async def test_higher_version_is_committed_and_sinks_do_not_know_of_each_other(jobs: Broker) -> None:
+async def test_higher_version_is_committed_and_sinks_are_independent(jobs: Broker) -> None:
     for number, (sink, version) in enumerate([("s", 0), ("s", 1), ("other", 0), ("s", 9)]):
         await prepared(jobs, f"b{number}")
         assert await jobs.commit_batch(f"b{number}", ["1"], sink=sink, version=version) == 1
     assert len(await taken(jobs)) == 4
 
 
-async def test_empty_commit_moves_the_version_on(jobs: Broker) -> None:
+async def test_empty_commit_raises_the_version(jobs: Broker) -> None:
     assert await jobs.commit_batch("empty", [], sink="s", version=4) == 0
     await prepared(jobs, "late")
     assert await jobs.commit_batch("late", ["1"], sink="s", version=4) == 0
@@ -92,7 +92,7 @@ async def test_committed_batch_cannot_take_another_version(jobs: Broker) -> None
     assert await taken(jobs) == ["b"]
 
 
-async def test_of_commits_of_one_version_at_the_same_time_one_is_carried_out(jobs: Broker) -> None:
+async def test_only_one_of_concurrent_commits_of_a_version_is_applied(jobs: Broker) -> None:
     batches = [f"b{number}" for number in range(8)]
     for batch in batches:
         await prepared(jobs, batch, "1", "x")

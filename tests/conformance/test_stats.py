@@ -74,13 +74,13 @@ async def test_age_is_that_of_the_longest_waiting_ready_message_since_its_enqueu
     assert (await jobs.stats("jobs")).oldest_ready_age == 1
     await world.advance(3)
     stats = await jobs.stats("jobs")
-    assert stats.oldest_ready_age == stats.partitions[0].oldest_ready_age == 6, "a delay counts from the enqueue, too"
+    assert stats.oldest_ready_age == stats.partitions[0].oldest_ready_age == 6, "the age counts from the enqueue"
     await take(jobs)
     await take(jobs)
     assert (await jobs.stats("jobs")).oldest_ready_age is None
 
 
-async def test_cancelled_messages_leave_no_trace_in_the_sums(jobs: Broker) -> None:
+async def test_cancelled_messages_are_subtracted_from_the_sums(jobs: Broker) -> None:
     ids = [(await jobs.enqueue("jobs", b"x", priority=i, delay=60 * (i % 2) or None)).id for i in range(40)]
     for id in ids[:20]:
         await jobs.cancel("jobs", id)
@@ -124,10 +124,10 @@ async def test_stats_count_how_long_enqueues_pops_and_commits_took(jobs: Broker)
     assert all(len(told.counts) == len(told.bounds_ms) + 1 for told in after.values())
 
 
-async def test_stats_have_the_parts_of_the_features_that_the_broker_has(jobs: Broker) -> None:
+async def test_stats_have_the_parts_of_the_broker_s_features(jobs: Broker) -> None:
     features, stats = (await jobs.describe()).features, await jobs.stats("jobs")
     assert (stats.log is not None) == ("log" in features)
     if "partitions" in features:
         assert stats.spine is not None
-    if stats.spine is not None:  # a broker without partitions may report how far its order is exact
+    if stats.spine is not None:  # a broker without partitions may report its rank bound
         assert stats.spine.bound is None or stats.spine.bound >= 1

@@ -1,4 +1,4 @@
-"""`subscribe`: rows and batches as they come, credits, hand-over, the end of it; on every broker."""
+"""`subscribe` on every broker: rows, batches, credits, moves between members, and the end of a subscription."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.feature("groups")
 
 
 async def take(subscription: Any, count: int) -> list[Any]:
-    """So many rows, or batches."""
+    """Read this many rows, or batches."""
     found: list[Any] = []
     async with asyncio.timeout(20):
         async for row in subscription:
@@ -28,7 +28,7 @@ async def take(subscription: Any, count: int) -> list[Any]:
 
 
 async def take_rows(subscription: Any, count: int) -> list[StreamMessage]:
-    """So many rows out of batches; and all that came with them."""
+    """Read this many rows from batches; return all batches that contain them."""
     found: list[StreamMessage] = []
     async with asyncio.timeout(20):
         async for batch in subscription:
@@ -76,7 +76,7 @@ async def test_batches_are_columns_and_are_acked_whole_or_in_part(jobs: Any) -> 
         assert await lag(jobs) == 0
 
 
-async def test_group_is_made_with_its_start_and_settings(jobs: Any) -> None:
+async def test_subscribe_creates_the_group_with_its_start_and_settings(jobs: Any) -> None:
     await put(jobs, 1)
     async with jobs.subscribe("jobs", group="g", member="m", start="latest", ack_timeout=77.0, max_retries=2) as rows:
         await until(lambda: is_member(jobs, "m"))
@@ -245,7 +245,7 @@ async def test_deleted_group_ends_its_subscriptions_without_being_recreated(jobs
 
 
 @pytest.mark.usefixtures("fake_time")
-async def test_member_that_waits_for_rows_stays_in_its_group(world: World, jobs: Any) -> None:
+async def test_member_that_waits_for_rows_stays_in_the_group(world: World, jobs: Any) -> None:
     async with jobs.subscribe("jobs", group="g", member="m", member_lease=5.0) as rows:
         await until(lambda: has(rows, 1))
         for _ in range(6):

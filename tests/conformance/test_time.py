@@ -1,4 +1,4 @@
-"""Delays, delivery times and ttls: never early, kept across restarts, and counted from the right instant."""
+"""Delays, delivery times and ttls: never early, kept across restarts, and counted from the right time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_counts_separate_ready_from_delayed(world: World, jobs: Broker) ->
 
 
 @pytest.mark.usefixtures("fake_time")
-async def test_many_timers_of_one_instant_all_fire(world: World, topic: MakeTopic) -> None:
+async def test_many_timers_due_at_the_same_time_all_fire(world: World, topic: MakeTopic) -> None:
     await topic(partitions=3)
     for _ in range(3):
         await put(world.broker, *range(3000), delay=60)
@@ -114,7 +114,7 @@ async def test_ttl_counts_from_the_due_time(world: World, jobs: Broker) -> None:
     assert (stats.ready, stats.expired_total) == (0, 2)
 
 
-async def test_taken_in_time_the_message_lives(world: World, jobs: Broker) -> None:
+async def test_message_leased_before_its_ttl_ends_is_not_expired(world: World, jobs: Broker) -> None:
     await put(jobs, 1, ttl=1)
     m = await take(jobs)
     await world.advance(3)
@@ -124,7 +124,7 @@ async def test_taken_in_time_the_message_lives(world: World, jobs: Broker) -> No
 
 
 @pytest.mark.parametrize("way", ["nack", "nack later", "release", "lease expiry"])
-async def test_leased_message_expires_on_its_return(world: World, topic: MakeTopic, way: str) -> None:
+async def test_leased_message_expires_when_its_lease_ends(world: World, topic: MakeTopic, way: str) -> None:
     hl = world.broker
     await topic(backoff=heapline.Backoff(base=0))
     await put(hl, 1, ttl=1)
@@ -170,7 +170,7 @@ async def test_ttl_ends_while_the_topic_is_paused(world: World, jobs: Broker) ->
     assert (await jobs.get("jobs", id)).state == "expired"
 
 
-async def test_short_ttl_beside_long_ones(world: World, jobs: Broker) -> None:
+async def test_short_ttl_expires_before_longer_ones(world: World, jobs: Broker) -> None:
     await put(jobs, 1, ttl=3600)
     await put(jobs, 2, ttl=0.5)
     await put(jobs, 3)

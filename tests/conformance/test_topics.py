@@ -1,4 +1,4 @@
-"""Topics: made, changed, listed, deleted; and what a topic of the same name shares with its predecessor (nothing)."""
+"""Topics: created, changed, listed, deleted; a topic of the same name shares nothing with its predecessor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, drain, put, take
 
 
-async def test_created_topic_has_the_defaults_of_the_issue(broker: Broker) -> None:
+async def test_created_topic_has_the_specified_defaults(broker: Broker) -> None:
     info = await broker.create_topic("jobs")
     assert info.config == heapline.TopicConfig()
     assert (info.name, info.incarnation > 0) == ("jobs", True)
@@ -33,9 +33,7 @@ async def test_created_topic_has_the_requested_settings(topic: MakeTopic) -> Non
     assert (c.dlq, c.retention, c.dedup_window, c.max_inflight, c.max_backlog) == (False, 60, 3600, 10, 20)
 
 
-async def test_creating_again_with_an_equal_config_is_fine_and_changes_nothing(
-    topic: MakeTopic, broker: Broker
-) -> None:
+async def test_creating_again_with_an_equal_config_changes_nothing(topic: MakeTopic, broker: Broker) -> None:
     first = await topic(mode="max")
     await put(broker, 1)
     assert await topic(mode="max") == first
@@ -86,7 +84,7 @@ async def test_bad_topic_name_is_refused_by_every_call(broker: Broker, name: Any
     ],
     ids=str,
 )  # fmt: skip
-async def test_setting_that_makes_no_sense_is_refused(broker: Broker, topic: MakeTopic, config: dict[str, Any]) -> None:
+async def test_invalid_setting_is_refused(broker: Broker, topic: MakeTopic, config: dict[str, Any]) -> None:
     with pytest.raises(heapline.BadRequest):
         await topic(**config)
     assert await broker.list_topics() == []
@@ -111,7 +109,7 @@ async def test_namespaces_keep_topics_of_one_name_apart(broker: Broker, topic: M
     assert [info.name for info in await broker.list_topics()] == ["jobs", "team/jobs"]
 
 
-async def test_topics_know_nothing_of_each_other(broker: Broker, topic: MakeTopic) -> None:
+async def test_topics_are_independent(broker: Broker, topic: MakeTopic) -> None:
     await topic("a")
     await topic("b")
     r = await broker.enqueue("a", b"x")
@@ -157,7 +155,7 @@ async def refuses_unknown_topic(call: Callable[[Broker], Any], broker: Broker) -
 
 
 @pytest.mark.parametrize("call", range(len(CALLS_ON_A_TOPIC)))
-async def test_unknown_topic_is_its_own_error_that_says_what_to_do(broker: Broker, call: int) -> None:
+async def test_unknown_topic_raises_an_error_that_says_what_to_do(broker: Broker, call: int) -> None:
     await refuses_unknown_topic(CALLS_ON_A_TOPIC[call], broker)
 
 
@@ -298,7 +296,7 @@ async def test_waiting_pop_raises_when_its_topic_is_deleted(jobs: Broker) -> Non
         await waiting
 
 
-async def test_remade_topic_shares_nothing_with_the_old_one(world: World, topic: MakeTopic) -> None:
+async def test_recreated_topic_shares_nothing_with_the_old_one(world: World, topic: MakeTopic) -> None:
     hl = world.broker
     old = await topic()
     ids = await put(hl, 1, 2, 3)
@@ -321,7 +319,7 @@ async def test_remade_topic_shares_nothing_with_the_old_one(world: World, topic:
     assert await drain(hl) == [b"another"]
 
 
-async def test_ids_of_a_deleted_topic_are_never_given_again(world: World, topic: MakeTopic) -> None:
+async def test_ids_of_a_deleted_topic_are_never_reused(world: World, topic: MakeTopic) -> None:
     hl = world.broker
     await topic()
     old = await put(hl, *range(2500)) + await put(hl, *range(2500))

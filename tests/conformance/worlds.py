@@ -1,8 +1,8 @@
-"""Where a broker lives while the contract is tried on it: how it is opened, closed and opened again, and its time.
+"""The brokers on which the contract is tested: how each is opened, closed and reopened, and its clock.
 
 A new broker joins the suite by one class here and one line in `WORLDS`; no test knows which broker it talks to.
-A world that cannot steer its broker's time lets `advance` sleep and says so in `controls_time`: what would take
-minutes is then left out.
+A world that cannot advance its broker's clock makes `advance` sleep and sets `controls_time`: tests that would take
+minutes are then omitted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Memory = Literal["snapshot", "journal"]
 class World(Protocol):
     broker: Broker
     controls_time: bool
-    log_is_bare: bool  # nothing stands in the log but what was asked for: this client opens no epochs of its own
+    log_is_bare: bool  # the log contains only what the test did: this client opens no epochs by itself
     ids_collide: bool  # messages of two topics may have the same integer
     features: frozenset[str]  # that its broker declares
     small: dict[str, Any]  # settings that make a topic cheap to create
@@ -57,15 +57,15 @@ class World(Protocol):
     async def stop(self) -> None: ...
 
     async def reopen(self, memory: Memory = "snapshot") -> Broker:
-        """Close and open again, from what it likes to remember by or from its log alone, where it knows the two."""
+        """Close and reopen, from a snapshot or from the log alone if the broker has both."""
         ...
 
     async def advance(self, seconds: float) -> None:
-        """Time passes, and what it brings about has happened."""
+        """Let time pass, and wait until everything that became due has happened."""
         ...
 
     async def away(self, seconds: float) -> Broker:
-        """Time passes while the broker is closed."""
+        """Let time pass while the broker is closed."""
         ...
 
     def now(self) -> datetime:
@@ -79,8 +79,8 @@ class _UnsyncedFile(RealFile):
 
 
 class UnsyncedDisk(RealDisk):
-    """Real files, nothing synced: what the contract says does not depend on power cuts, and the suite is quicker.
-    That answers wait for the sync is shown in tests/unit/engine, what a power cut leaves behind in tests/simulation."""
+    """Real files, nothing synced: the contract does not depend on power cuts, and this is faster.
+    tests/unit/engine shows that answers wait for the sync, tests/simulation what a power cut leaves behind."""
 
     def open(self, path: str, *, write: bool = False) -> File:
         return _UnsyncedFile(path, os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC))
@@ -93,7 +93,7 @@ class UnsyncedDisk(RealDisk):
 
 
 class EmbeddedWorld:
-    """`heapline.open` on a directory, with a clock that is moved by hand."""
+    """`heapline.open` on a directory, with a clock that tests advance."""
 
     controls_time = True
     log_is_bare = True
@@ -135,13 +135,13 @@ class EmbeddedWorld:
     async def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
         for info in await self.broker.list_topics():
-            for _ in range(2):  # the first call is decided before what time brings, the second after it
+            for _ in range(2):  # the first call is decided before the due events, the second after them
                 await self.broker.stats(info.name)
         await self.engine.fire_schedules()
 
     @property
     def engine(self) -> EmbeddedBroker:
-        """The broker that keeps the time."""
+        """The broker whose clock is used."""
         return self.broker
 
     def now(self) -> datetime:
@@ -149,7 +149,7 @@ class EmbeddedWorld:
 
 
 class GrpcWorld(EmbeddedWorld):
-    """The same broker behind a real socket: `GrpcBroker` talks to a server of this process, so time can be steered."""
+    """The same broker behind a real socket: `GrpcBroker` talks to a server in this process, so tests advance its clock."""
 
     async def start(self) -> None:
         config = msgspec.structs.replace(self.config, gather_steps=GATHER_STEPS)
@@ -223,13 +223,13 @@ class MemoryWorld(EmbeddedWorld):
         return self.broker
 
 
-#: The database's clock of a test: it stands still until the test moves it.
+#: The database's clock in tests: it advances only when the test advances it.
 HAND_CLOCK = """
 CREATE TABLE hand_clock (ms bigint NOT NULL);
 INSERT INTO hand_clock VALUES (0);
 CREATE OR REPLACE FUNCTION clock_ms() RETURNS bigint LANGUAGE sql VOLATILE AS 'SELECT ms FROM hand_clock';
 """
-#: Leaves a schema as a migration does; deleting a few rows takes a tenth of the time of creating the tables.
+#: Empty a schema to what a migration creates; deleting a few rows takes a tenth of the time of creating the tables.
 CLEAN = """
 DELETE FROM topics; DELETE FROM nodes; DELETE FROM ready; DELETE FROM delayed; DELETE FROM lease; DELETE FROM dead;
 DELETE FROM ended; DELETE FROM idempotency_keys; DELETE FROM producers; DELETE FROM sequences; DELETE FROM schedules;
@@ -240,7 +240,7 @@ SELECT setval('ready_turn', 0), setval('lease_turn', 0);
 
 
 class SqlWorld:
-    """`heapline.sql.open` on databases that the tests of this process share, with a clock that is moved by hand."""
+    """`heapline.sql.open` on databases that the tests of this process share, with a clock that tests advance."""
 
     controls_time = True
     log_is_bare = True
@@ -248,7 +248,7 @@ class SqlWorld:
     features = FEATURES
     small: ClassVar[dict[str, Any]] = {"max_payload_bytes": 64 << 10}
     shards = 1
-    #: The databases of the worlds with this number of shards, made for the first test.
+    #: The databases of the worlds with this number of shards, created for the first test.
     databases: ClassVar[dict[int, list[str]]] = {}
 
     def __init__(self, directory: Path) -> None:
@@ -359,11 +359,11 @@ class InTurns(Broker):
 
 
 class LongSqlNodesWorld(SqlWorld):
-    """Three nodes at once on three databases."""
+    """Three nodes at the same time on three databases."""
 
     shards = 3
-    #: The clock stands still, so all ids have the same milliseconds and the node decides their order; calls to several
-    #: nodes are served in any order; and latencies are those of one node.
+    #: The clock does not advance, so all ids have the same milliseconds and the node decides their order; calls to
+    #: several nodes are served in any order; and latencies are those of one node.
     not_run: ClassVar[frozenset[str]] = frozenset(
         {"test_equal_priorities_are_served_in_order_of_arrival", "test_producer_object_continues_after_a_restart",
          "test_ids_continue_after_a_restart", "test_part_of_a_committed_or_skipped_version_is_rejected",
@@ -388,13 +388,13 @@ class SqlNodesWorld(LongSqlNodesWorld):
 class ServedSqlWorld(SqlWorld):
     """The Postgres broker behind a server, over the native wire."""
 
-    #: The server adds little to a broker that is tested by itself, so these parts of the suite must do.
+    #: The server adds little to a broker that has its own tests, so these parts of the suite must do.
     modules: ClassVar[frozenset[str]] = frozenset(
         {"test_batch", "test_dead_letters", "test_pop", "test_prepared_batches", "test_schedules"}
     )
     #: The client repeats a cancelled pop by its request id, to release what the first one may have leased. The repeat
-    #: may lease a message that arrives meanwhile, and releases it again a moment later.
-    not_run: ClassVar[frozenset[str]] = frozenset({"test_cancelled_wait_takes_nothing"})
+    #: may lease a message that arrives meanwhile, and then releases it.
+    not_run: ClassVar[frozenset[str]] = frozenset({"test_cancelled_wait_leases_nothing"})
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -427,13 +427,13 @@ class PureWorld(EmbeddedWorld):
 
 
 class HandClock(SystemClock):
-    """The clock of a node whose database has a HAND_CLOCK: no time passes between two readings of that."""
+    """The clock of a node whose database has a HAND_CLOCK: it never advances between two reads of that one."""
 
     def boot_ms(self) -> int:
         return 0
 
 
-#: What the write and read paths of the Postgres broker change. The rest is the same with every policy.
+#: The tests of what the policies change in the write and read paths of the Postgres broker.
 PATHS = frozenset(
     {"test_batch", "test_by_id", "test_enqueue", "test_leases", "test_limits", "test_order", "test_pause_and_purge",
      "test_pop", "test_restart", "test_stats", "test_time"}
@@ -455,7 +455,7 @@ class SqlRedisWorld(SqlWalWorld):
     """The same with a ready queue in Redis, which pops of up to 49 messages take from. So their order is not strict."""
 
     modules = PATHS - {"test_order"} | {"test_retries"}
-    #: A message that arrives or returns after others were prefetched may be served after them.
+    #: A message that arrives or is redelivered after others were prefetched may be served after them.
     not_run: ClassVar[frozenset[str]] = frozenset(
         {"test_expired_lease_returns_message_at_its_original_priority", "test_pause_stops_only_delivery"}
     )
@@ -491,7 +491,7 @@ Picture = dict[str, Any]
 
 
 async def picture(hl: Broker, topic: str = "jobs") -> Picture:
-    """All that can be seen of a topic, to be compared before and after a call that must change nothing."""
+    """Everything visible of a topic, to compare before and after a call that must change nothing."""
     stats = await hl.stats(topic)
     return {
         "counts": (stats.ready, stats.delayed, stats.leased, stats.dead, stats.paused),
@@ -507,7 +507,7 @@ async def has_feature(hl: Broker, feature: str) -> bool:
 
 
 async def put(hl: Broker, *priorities: int, topic: str = "jobs", **options: Any) -> list[int]:
-    """Enqueue one message a priority, its payload the priority as text; returns the ids."""
+    """Enqueue one message per priority with the priority as payload; return the ids."""
     results = await hl.enqueue_batch(
         topic, [heapline.Outgoing(str(p).encode(), priority=p, **options) for p in priorities]
     )
@@ -515,7 +515,7 @@ async def put(hl: Broker, *priorities: int, topic: str = "jobs", **options: Any)
 
 
 async def take(hl: Broker, topic: str = "jobs", **options: Any) -> heapline.Message:
-    """Pop the one message that must be there."""
+    """Pop the only ready message."""
     messages = await hl.pop(topic, 1, **options)
     assert messages, "nothing to pop"
     return messages[0]
@@ -529,7 +529,7 @@ async def all_fired(hl: Broker, topic: str = "jobs") -> None:
 
 
 async def drain(hl: Broker, topic: str = "jobs") -> list[bytes]:
-    """Payloads of all that is ready, in the order in which single pops give them; all acked."""
+    """Pop and ack everything that is ready, one by one; return the payloads."""
     payloads: list[bytes] = []
     while messages := await hl.pop(topic):
         payloads += [m.payload for m in messages]

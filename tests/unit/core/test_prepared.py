@@ -141,7 +141,7 @@ def test_second_named_part_with_the_same_key_is_left_out() -> None:
     rig.everywhere()
 
 
-def test_named_parts_that_contradict_each_other_are_refused() -> None:
+def test_commit_of_contradictory_parts_is_refused() -> None:
     rig = Rig()
     rig.prepare("b", "1", Outgoing(b"x", idempotency_key="k"))
     rig.prepare("b", "2", Outgoing(b"other", idempotency_key="k"))

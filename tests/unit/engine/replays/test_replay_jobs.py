@@ -103,7 +103,7 @@ async def test_filtered_rows_are_counted_as_skipped() -> None:
         assert (info.replayed, info.skipped) == (3, 7)
 
 
-async def test_name_belongs_to_one_request() -> None:
+async def test_replay_name_belongs_to_one_request() -> None:
     async with opened() as rig:
         await rig.topic("other")
         await fill(rig.hl, 3)
