@@ -1,14 +1,14 @@
-"""Pages of the documentation as programs: which blocks they hold, and how a reader would run them.
+"""Pages of the documentation as programs: their blocks, and how a reader would run them.
 
-What a fence says after its backticks decides:
+The text after a fence's backticks decides:
 
 - `python`: run, with `await` at top level, in the one interpreter and event loop of its page.
 - `sh`: run by the one bash of its page, with `heapline`, `python` and `pytest` of this tree.
 - `python tasks.py`, `yaml worker.yaml`: a file of that name, written into the page's directory.
-- `text`, right behind a block that was run: what that block must have said; `…` stands for anything.
+- `text`, right after a block that was run: the expected output of that block; `…` matches anything.
 
-Any block may be left out by a comment before it that says why: `<!-- not run: … -->`. Ports 7400 and 7480 stand for
-those of the page's server. Nothing here knows what a page promises.
+A comment before a block excludes it and gives the reason: `<!-- not run: … -->`. Ports 7400 and 7480 stand for
+those of the page's server. This module does not know what a page promises.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 COMMAND = re.compile(r"^\s*heapline ([a-z]+)", re.MULTILINE)
-OBITUARY = re.compile(r"^\S+: line \d+: +\d+ (Killed|Terminated) .*\n", re.MULTILINE)  # bash's own, of a job
+OBITUARY = re.compile(r"^\S+: line \d+: +\d+ (Killed|Terminated) .*\n", re.MULTILINE)  # bash's own message about a job
 PATIENCE = 120.0  # seconds for one block of shell on a busy machine
 
 
 @dataclass(frozen=True)
 class Block:
     language: str
-    file: str | None  # it is written there, and not run
+    file: str | None  # it is written to the directory, not run
     body: str
     line: int  # of its first line in the page, from 1
-    reason: str | None  # why it is not run
+    reason: str | None  # why it is excluded
 
     @property
     def is_run(self) -> bool:
         return self.reason is None and self.file is None and self.language in ("python", "sh")
 
     def commands(self) -> list[str]:
-        """Subcommands of `heapline` that it uses."""
+        """Subcommands of `heapline` that the block uses."""
         return COMMAND.findall(self.body) if self.language == "sh" and self.is_run else []
 
 
@@ -100,7 +100,9 @@ class Reader:
                 del sys.modules[name]
         if self._bash is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._bash.pid, signal.SIGKILL)  # its own session: bash, and what the page has left running
+                os.killpg(
+                    self._bash.pid, signal.SIGKILL
+                )  # a separate session, to stop bash and everything that the page left running
             self._bash.communicate()
 
     def _make_commands(self) -> None:
@@ -112,7 +114,7 @@ class Reader:
             command.chmod(0o755)
 
     def follow(self, page: str, blocks: list[Block], known: set[str]) -> list[str]:
-        """Do what the blocks say, but those that use subcommands not in `known`; returns what these are."""
+        """Run the blocks, except those that use subcommands not in `known`; return these subcommands."""
         missing: list[str] = []
         said: str | None = None
         for block in blocks:
@@ -168,7 +170,7 @@ class Reader:
 
 
 def fits(shown: str, said: str) -> bool:
-    """Line by line, whatever stands where `…` is; `…` alone is any number of lines.
+    """Compare line by line; `…` matches any text, and `…` alone any number of lines.
 
     >>> fits("1 of …\\n…\\nend\\n", "1 of 7\\na\\nb\\nend\\n"), fits("1\\n", "2\\n")
     (True, False)

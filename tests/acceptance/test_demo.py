@@ -29,7 +29,7 @@ def unboxed(output: str) -> str:
 
 
 def facts(output: str) -> dict[str, str]:
-    """Return the closing table."""
+    """Return the final table."""
     rows = [line.split("│") for line in output.splitlines() if line.startswith("│")]
     return {name.strip(): value.strip() for _, name, value, _ in rows}
 

@@ -1,10 +1,10 @@
-"""The code that README and docs show must run: all of it, as a reader would run it.
+"""Run all code in README and docs, as a reader would run it.
 
-A section of README, and a page of docs/guide, is one walk: its blocks run one after the other in one directory
+A section of README, or a page of docs/guide, is one walk: its blocks run one after the other in one directory
 (pages.py says how). So is docs/spark.md, whose blocks share a Spark session that the page itself starts and stops. A
-comment `<!-- ground: server -->` in it asks for a server that runs already, whose key lies in ./data; otherwise it
-starts from nothing. Pages beside the guide show single pieces: each block of python in docs/*.md runs by itself, in an
-empty directory. The shell of docs/operations.md has a test of its own.
+comment `<!-- ground: server -->` in it starts a server first, with its key in ./data; otherwise the walk starts from
+nothing. Other pages show single pieces: each block of Python in docs/*.md runs separately, in an
+empty directory. The shell blocks of docs/operations.md have their own test.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def free_ports() -> Ports:
 
 
 def emptied(server: Server) -> None:
-    """A walk begins with a server that holds nothing."""
+    """A walk begins with an empty server."""
 
     async def delete_all() -> None:
         async with heapline.connect(f"localhost:{server.ports.native}") as hl:
@@ -120,7 +120,7 @@ def emptied(server: Server) -> None:
 
 
 def walk_parameters() -> list[object]:
-    """Shell takes processes, and so seconds; Spark takes more of both."""
+    """Shell blocks start processes, which takes seconds; so do Spark's."""
 
     def marks(walk: Walk) -> list[pytest.MarkDecorator]:
         if walk.page == SPARK.name:
@@ -157,13 +157,13 @@ def commands_of_the_docs() -> list[str]:
 
 @pytest.mark.parametrize("command", commands_of_the_docs())
 def test_documented_command_exists(command: str) -> None:
-    """Blocks with a command that is not there yet are left out of their walk; this is where it shows."""
+    """Blocks with a command that does not exist yet are excluded from their walk; this test reports them."""
     if command not in known_commands():
-        pytest.skip(f"`heapline {command}` is not there yet")
+        pytest.skip(f"`heapline {command}` does not exist yet")
     assert command in SUBCOMMANDS
 
 
-def test_every_block_is_run_or_says_why_not() -> None:
+def test_every_block_is_run_or_has_a_reason_not_to() -> None:
     for walk in walks():
         before: Block | None = None
         for block in walk.blocks:
@@ -174,7 +174,7 @@ def test_every_block_is_run_or_says_why_not() -> None:
 
 
 def test_units_of_the_guide_name_flags_that_exist() -> None:
-    """What only systemd or a cluster can run is at least spelled as the command is."""
+    """Blocks that need systemd or a cluster at least use flags that exist."""
     walk = next(walk for walk in walks() if walk.page == "guide/operations.md")
     units = {block.file: block.body for block in walk.blocks if block.language in ("ini", "yaml")}
     pod = yaml.safe_load(units["worker.yaml"])["spec"]["template"]["spec"]
@@ -203,7 +203,7 @@ def linking_pages() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", linking_pages(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_resolve(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for link in LINK.findall(text):
         target, _, anchor = link.partition("#")
@@ -220,7 +220,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
-def test_index_of_the_guide_leads_to_every_page() -> None:
+def test_index_of_the_guide_links_to_every_page() -> None:
     linked = set(LINK.findall((GUIDE / "index.md").read_text(encoding="utf-8")))
     assert {path.name for path in GUIDE.glob("*.md")} - {"index.md"} <= linked
 
@@ -295,7 +295,7 @@ echo $mine localhost:7400; python -c 'import my_tasks; print(my_tasks.x)'
     assert follow(text, tmp_path) == []
 
 
-def test_shell_that_fails_or_says_something_else_fails_the_walk(tmp_path: Path) -> None:
+def test_failing_shell_or_other_output_fails_the_walk(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"page.md:2 does not work:\nso far"):
         follow("```sh\necho so far; false\necho on\n```\n", tmp_path)
     other = tmp_path / "other"

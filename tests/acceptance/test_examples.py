@@ -1,5 +1,5 @@
-"""The programs in examples/ run as they stand, in an empty directory, and say what they should: on a directory of their
-own, and on a server where one is named."""
+"""The programs in examples/ run unchanged in an empty directory and print what they should: on their own directory,
+and on a server where one is named."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def run(name: str, directory: Path, *arguments: str, patience: float = 120, **se
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_example_says(name: str, tmp_path: Path) -> None:
+def test_example_prints_its_expected_output(name: str, tmp_path: Path) -> None:
     assert run(name, tmp_path) == SAID[name]
 
 
 @pytest.mark.slow
-async def test_examples_say_the_same_on_a_server(tmp_path: Path) -> None:
+async def test_examples_print_the_same_on_a_server(tmp_path: Path) -> None:
     async with Process(tmp_path / "data") as server:
         for name in ON_A_SERVER:
             (tmp_path / name).mkdir()
@@ -56,7 +56,7 @@ def load(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where the annotations of its tasks are looked up
+    sys.modules[spec.name] = module  # the annotations of its tasks are looked up there
     spec.loader.exec_module(module)
     return module
 
@@ -65,7 +65,7 @@ async def test_fastapi_app_takes_orders_and_packs_them(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HEAPLINE_URL", raising=False)
     module = load("fastapi_app.py")
-    for items in (["tea", "milk"], ["honey"]):  # the second time on what the first has left
+    for items in (["tea", "milk"], ["honey"]):  # the second time on the data of the first run
         module.packed.clear()
         transport = httpx.ASGITransport(app=module.web)
         async with (
@@ -108,6 +108,6 @@ def test_spark_tour_ends_with_a_report_and_an_audit_that_passes(tmp_path: Path) 
     assert "Waits by priority" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_every_example_is_tried() -> None:
+def test_every_example_has_a_test() -> None:
     others = {"fastapi_app.py", "nats_workers.py", "spark_tour.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*SAID, *others}

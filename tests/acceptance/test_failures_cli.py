@@ -19,7 +19,7 @@ from tests.integration.server_process import Process
 pytestmark = pytest.mark.slow
 
 SOURCE = str(Path(heapline.__file__).parents[1])
-#: Root ignores the modes of files, unless it gives this right up.
+#: Root ignores file modes, unless it drops this capability.
 WITHOUT_ROOT_RIGHTS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.getuid() == 0 else []
 
 

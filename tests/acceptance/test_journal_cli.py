@@ -25,7 +25,7 @@ def cli(*arguments: str, answer: str = "") -> Any:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two topics; `jobs` with 10 messages in, 3 acked, 1 dead, 1 delayed, and no snapshot but the one at its close."""
+    """Create two topics; `jobs` had 10 messages (3 acked, 1 dead, 1 delayed). The one snapshot is from the close."""
     with heapline.open_sync(tmp_path / "data", spare_segment_bytes=0) as hl:
         hl.create_topic("jobs", **SMALL)
         hl.create_topic("billing/invoices", partitions=2, **SMALL)
@@ -131,7 +131,7 @@ def test_verify_finds_damage_that_opening_would_fix(data: Path, name: str) -> No
 
 @pytest.fixture
 def grown(data: Path) -> Path:
-    """Continue `data` into a second segment before the last snapshot, so that opening need not read the first."""
+    """Continue `data` into a second segment before the last snapshot, so that opening can skip the first."""
     with heapline.open_sync(data, spare_segment_bytes=0) as hl:
         for _ in range(3):
             hl.enqueue_batch("jobs", [heapline.Outgoing(b"." * 50_000)] * 10)
@@ -228,7 +228,7 @@ def test_repair_lists_messages_that_will_be_lost(data: Path) -> None:
         assert hl.pop("jobs", 100) == []
 
 
-def test_repair_asks_for_confirmation(damaged: Path) -> None:
+def test_repair_requires_confirmation(damaged: Path) -> None:
     before = segment(damaged).read_bytes()
     result = cli("repair", str(damaged), "--topic", "jobs", answer="n\n")
     assert result.exit_code == 1
@@ -294,7 +294,7 @@ def test_dump_shows_prepared_batches_and_the_decisions_about_them(tmp_path: Path
     assert len(objects(cli("dump", str(tmp_path / "q"), "-t", "_system/batches", "--json").stdout)) == 2
 
 
-def test_dump_as_json_holds_payloads_only_if_asked(data: Path) -> None:
+def test_dump_as_json_has_payloads_only_if_requested(data: Path) -> None:
     plain = objects(cli("dump", str(data), "-t", "jobs", "--json", "--limit", "1").stdout)[0]
     assert (plain["payload_len"], "payload" in plain) == (5, False)
     whole = objects(cli("dump", str(data), "-t", "jobs", "--json", "--limit", "1", "--payloads").stdout)[0]

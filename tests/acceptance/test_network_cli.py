@@ -1,4 +1,4 @@
-"""Network commands against one real server: each in both outputs, and as a newcomer types them."""
+"""Network commands against one real server: each in both outputs, typed as a newcomer would."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 class Home:
-    """A newcomer's directory, with a server on ./data that listens somewhere."""
+    """A newcomer's directory, with a server on ./data and free ports."""
 
     def __init__(self, path: Path, target: str) -> None:
         self.path, self.target = path, target
@@ -190,7 +190,7 @@ def test_unknown_topic_is_refused_with_how_to_create_it(home: Home, command: str
         ("topic create a/b/c", "BadName"),
     ],
 )
-def test_bad_input_is_refused_in_the_words_of_the_contract(home: Home, topic: str, command: str, said: str) -> None:
+def test_bad_input_is_refused_with_the_contract_s_message(home: Home, topic: str, command: str, said: str) -> None:
     result = home(*command.format(topic).split(), code=1)
     assert said in result.stderr
     assert result.stdout == ""

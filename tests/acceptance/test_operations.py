@@ -1,7 +1,7 @@
-"""docs/operations.md does what it says: each section's shell blocks run in a fresh directory, against a real server.
+"""docs/operations.md is correct: each section's shell blocks run in a fresh directory, against a real server.
 
 Every block fenced as ```sh is run, those of one section one after the other in one bash. A comment `<!-- ground: … -->`
-below the heading says what the section starts from: `empty`, `served` (a server with messages runs on ./data),
+below the heading sets the starting point of the section: `empty`, `served` (a server with messages runs on ./data),
 `damaged` (a stopped one with a bad byte) or `old` (a directory of the first format). The default ports of the page
 stand for free ones.
 """
@@ -54,13 +54,13 @@ def sections() -> list[Section]:
     for match in SECTION.finditer(PAGE.read_text(encoding="utf-8")):
         blocks, ground = BLOCK.findall(match["body"]), GROUND.search(match["body"])
         if blocks:
-            assert ground, f"{match['title']}: say what it starts from"
+            assert ground, f"{match['title']}: add a `<!-- ground: … -->` comment"
             found.append(Section(match["title"], ground[1], blocks))
     return found
 
 
 class Place:
-    """A directory to work in, with `heapline` on its path and ports of its own."""
+    """A directory to work in, with `heapline` on the path and free ports."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -107,12 +107,12 @@ class Place:
         return False
 
     def end(self) -> None:
-        """The server that the page started, if it still runs."""
+        """The server that the page started, if it is still running."""
         if self.is_up():
             os.kill(self.pid, signal.SIGKILL)
 
     def ask(self, *, data: Path | None = None) -> list[bytes]:
-        """What a consumer gets from the server that runs now."""
+        """Return what a consumer gets from the running server."""
         key = ((data or self.data) / "admin.key").read_text().strip()
 
         async def pop() -> list[bytes]:
@@ -193,7 +193,7 @@ def check_watch(place: Place, told: str) -> None:
     cells = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`([a-z_]+)", cell)}
     exposed = set(re.findall(r"^# TYPE (\w+)", metrics, re.MULTILINE))
-    exposed |= {family.name for family in SQL_FAMILIES}  # of a server on Postgres; test_sql_serve.py reads them
+    exposed |= {family.name for family in SQL_FAMILIES}  # only on Postgres; test_sql_serve.py reads them
     assert len(named) > 20
     assert {name for name in named if not {name, name.removesuffix("_total")} & exposed} == set()
 
@@ -232,13 +232,13 @@ def check_rotating_keys(place: Place, told: str) -> None:
 
     assert asyncio.run(use(new)) == 1
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:  # within a second, says the page; the machine may be busy
+    while time.monotonic() < deadline:  # the page promises one second; the machine may be busy
         try:
             asyncio.run(use(old))
         except Unauthenticated:
             return
         time.sleep(0.1)
-    pytest.fail("a revoked key still opens")
+    pytest.fail("a revoked key is still accepted")
 
 
 def check_lost_key(place: Place, told: str) -> None:

@@ -1,4 +1,4 @@
-"""From nothing to a worker, kill -9 and nothing lost: the commands of the tour, as a newcomer types them."""
+"""The README's tour from nothing to a worker that loses nothing in kill -9, typed as a newcomer would."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MANY = 'from tasks import *; send.enqueue_many_sync([Order(n, f"user{n}@example.
 
 
 class Home:
-    """A newcomer's directory, and what he has started in it."""
+    """A newcomer's directory, and the processes started in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -100,7 +100,7 @@ def test_tour_from_nothing_to_a_worker_that_loses_nothing(home: Home) -> None:
     worker = home.start("first.log", *flags)
     home.until(lambda: home.said("first.log").count("mail to") >= 5)
     mails = re.findall(r"mail to (\S+)", home.said("first.log"))
-    assert "ann@example.org" in mails[:2]  # the most urgent goes first
+    assert "ann@example.org" in mails[:2]  # the most urgent one is first
     worker.send_signal(signal.SIGKILL)
     worker.wait()
 
@@ -111,4 +111,4 @@ def test_tour_from_nothing_to_a_worker_that_loses_nothing(home: Home) -> None:
     second.send_signal(signal.SIGTERM)
     assert second.wait(60) == 0
     repeated = sum(home.said(log).count("mail to") for log in both) - len(wanted)
-    assert repeated <= 2  # at most what was under way
+    assert repeated <= 2  # at most those in progress

@@ -149,7 +149,7 @@ class EmbeddedWorld:
 
 
 class GrpcWorld(EmbeddedWorld):
-    """The same broker behind a real socket: `GrpcBroker` talks to a server in this process, so tests advance its clock."""
+    """The same broker behind a real socket: `GrpcBroker` uses a server in this process, so tests advance its clock."""
 
     async def start(self) -> None:
         config = msgspec.structs.replace(self.config, gather_steps=GATHER_STEPS)

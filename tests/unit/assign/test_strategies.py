@@ -122,7 +122,7 @@ def test_load_is_bounded_as_far_as_single_weights_allow(workers: list[str], part
         assert sum(weights) <= max(1.15 * mean, mean + max(weights, default=0)) * (1 + 1e-9)
         if weights and weights[0] > 1.15 * mean * (1 + 1e-9) and mean:
             others = [partition for partition in share if partition.weight][1:]
-            assert not others, "a giant has a worker of its own"
+            assert not others, "a giant has a worker to itself"
 
 
 @given(workers=WORKERS, before=WORKERS, partitions=PARTITIONS)
@@ -136,7 +136,7 @@ def test_repeated_assignment_settles_immediately_or_soon(
         last, shares = shares, RING.assign(workers, partitions, shares)
         if last == shares:
             return
-    pytest.fail("it goes on moving")
+    pytest.fail("it never settles")
 
 
 @given(workers=WORKERS, count=st.integers(0, 60))

@@ -1,4 +1,4 @@
-"""The pictures of docs/benchmarks.md: drawn from its tables, to scale, and up to date."""
+"""The charts of docs/benchmarks.md: drawn from its tables, to scale, and up to date."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLE = """
 """
 
 
-def test_rows_next_to_peers_are_found_and_others_left_out() -> None:
+def test_only_rows_next_to_peers_are_found() -> None:
     assert bars.pairs_of(TABLE) == {
         ("lifecycle", False): [bars.Pair("redis", 80_000.0, 20_000.0, "messages/s")],
         ("lifecycle", True): [bars.Pair("redis", 5.5, 11.0, "µs/message")],
@@ -27,7 +27,7 @@ def test_rows_next_to_peers_are_found_and_others_left_out() -> None:
     }
 
 
-def test_bars_are_to_scale_and_carry_their_figures(tmp_path: Path) -> None:
+def test_bars_are_to_scale_and_labeled_with_their_values(tmp_path: Path) -> None:
     page = tmp_path / "benchmarks.md"
     page.write_text(TABLE)
     files = bars.draw(page)
@@ -41,7 +41,7 @@ def test_bars_are_to_scale_and_carry_their_figures(tmp_path: Path) -> None:
     assert "prefers-color-scheme: dark" in text
 
 
-def test_pictures_in_docs_show_the_published_tables(tmp_path: Path) -> None:
+def test_charts_in_docs_match_the_published_tables(tmp_path: Path) -> None:
     page = bars.PAGE.read_text(encoding="utf-8")
     for key, pairs in bars.pairs_of(page).items():
         name, title = bars.CHARTS[key]
@@ -50,7 +50,7 @@ def test_pictures_in_docs_show_the_published_tables(tmp_path: Path) -> None:
         assert f"benchmarks/{name}" in page
 
 
-def test_report_takes_no_module() -> None:
+def test_report_accepts_no_module() -> None:
     assert command.parse(["report"]).suite == "report"
     with pytest.raises(SystemExit):
         command.parse(["report", "--only", "heap"])

@@ -1,4 +1,4 @@
-"""The benchmark of failures, tiny: it reaches every state that it counts, and sees a step that is too long."""
+"""The benchmark of failures, tiny: it reaches every state that it counts, and detects a step that is too long."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_storm_and_dead_letters_are_counted_with_their_longest_step(tmp_path: Pa
     assert all(row["value"] > 0 for row in rows)
 
 
-def test_long_step_is_seen_and_the_loop_is_left_as_it_was() -> None:
+def test_long_step_is_detected_and_the_loop_is_restored() -> None:
     before = asyncio.Handle._run
 
     async def main() -> None:

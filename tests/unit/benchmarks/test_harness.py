@@ -1,4 +1,4 @@
-"""The benchmark harness drops nothing silently, keeps modules apart, and sees a regression."""
+"""The benchmark harness drops nothing silently, keeps modules apart, and detects a regression."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("modules")
-def test_rows_arrive_as_plain_figures() -> None:
+def test_rows_are_plain_numbers() -> None:
     pops, size = harness.run_module("made_good", quick=True)
     assert (pops.value, pops.ratio, pops.met, pops.better) == (12.5, 2.5, True, "higher")
     assert (size.value, size.met, size.better) == (39, True, "higher")
@@ -132,7 +132,7 @@ def test_markdown_names_the_machine_without_its_name_and_marks_regressions() -> 
     assert platform.node() not in text
 
 
-def test_rate_with_its_cpu_beside_it_and_percentiles_are_not_kept(tmp_path: Path) -> None:
+def test_percentiles_and_rates_with_a_cpu_row_are_not_saved(tmp_path: Path) -> None:
     path = tmp_path / "ratios.json"
     names = ("enqueue", "enqueue: CPU of the server", "enqueue, p95", "enqueue, 2 callers")
     ratios.save("server", [row(name, ratio=1.0) for name in names], path)
@@ -152,7 +152,7 @@ def test_check_turns_a_regression_into_a_failure(
         assert "regression: benchmarks.heap" in printed.err
 
 
-def test_check_names_rows_whose_ratio_was_never_kept(
+def test_check_names_rows_whose_ratio_was_never_saved(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ("kept", "new", "rate", "rate: CPU of the server", "rate, p95")
@@ -168,7 +168,9 @@ def test_check_names_rows_whose_ratio_was_never_kept(
     ]  # fmt: skip
 
 
-def test_check_fails_if_no_ratios_are_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_fails_if_no_ratios_are_saved(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(ratios, "load", lambda key: {})
     monkeypatch.setattr("sys.argv", ["benchmarks", "streams", "--quick", "--check"])
     assert command.main() == 1
@@ -176,7 +178,7 @@ def test_check_fails_if_no_ratios_are_kept(monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.parametrize("suite", harness.SUITES)
-def test_quick_ratios_of_every_suite_are_kept(suite: str) -> None:
+def test_quick_ratios_of_every_suite_are_saved(suite: str) -> None:
     assert ratios.load(ratios.key_of(suite, quick=True))
 
 

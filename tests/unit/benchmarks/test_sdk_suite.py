@@ -1,4 +1,4 @@
-"""The SDK's benchmark: its rows and its peers; and each of its loads, tiny, against a real server."""
+"""The SDK's benchmark: its rows, its peers, and a tiny run of each load against a real server."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_every_peer_of_tasks_has_a_target_and_every_target_a_peer() -> None:
         command.parse(["sdk", "--peers", "redis"])
 
 
-def test_ratio_of_batches_is_the_middling_one_of_rounds_that_took_turns() -> None:
-    """Not the ratio of middling rates: the machine was quick in one round and slow in the others."""
+def test_ratio_of_batches_is_the_median_over_alternating_rounds() -> None:
+    """Not the ratio of median rates: the machine was fast in one round and slow in the others."""
     sdk, wire = [outcome(n) for n in (90, 900, 95)], [outcome(n) for n in (100, 1000, 50)]
     rate, server, client = (Row.from_yielded(row) for row in batches.figures("enqueue", sdk, wire))
     assert (rate.ratio, rate.target, rate.met) == (0.9, "≥ 0.9×", True)
@@ -79,7 +79,7 @@ def test_startup_is_shown_next_to_imports_of_numpy_and_msgspec() -> None:
     assert (serve.target, serve.met, worker.target, worker.met) == ("≤ 900 ms", False, "≤ 500 ms", True)
 
 
-def test_start_is_measured_in_a_process_of_its_own() -> None:
+def test_startup_is_measured_in_a_new_process() -> None:
     assert 0 < importing.program_cpu_s("import sys; assert 'heapline' not in sys.modules; import heapline") < 60
 
 

@@ -40,7 +40,7 @@ def job(**changes: object) -> Job:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.integers(1, 100))
-def test_percentile_is_the_smallest_sample_that_so_many_do_not_exceed(samples: list[float], percent: int) -> None:
+def test_percentile_is_the_smallest_sample_with_that_share_at_or_below(samples: list[float], percent: int) -> None:
     found = percentile(samples, percent)
     ordered = sorted(samples)
     assert found == ordered[-(-len(samples) * percent // 100) - 1]
@@ -51,7 +51,7 @@ def test_percentile_of_nothing_is_refused() -> None:
         percentile([], 50)
 
 
-def test_schedule_is_the_same_each_time_ordered_and_of_the_wanted_rate() -> None:
+def test_schedule_is_deterministic_sorted_and_at_the_rate() -> None:
     due = poisson(500, 20)
     assert due == poisson(500, 20)
     assert due == sorted(due)
@@ -65,7 +65,7 @@ def test_outcome_contains_rate_and_cpu_per_message() -> None:
     assert (outcome.rate, outcome.client_us, outcome.server_us) == (500.0, 5.0, 10.0)
 
 
-def test_typical_round_is_the_middling_one() -> None:
+def test_typical_round_is_the_median() -> None:
     rounds = [Outcome(messages=n, seconds=1.0, client_cpu_s=0, server_cpu_s=0) for n in (300, 100, 200)]
     assert driving.typical(rounds).messages == 200
 
@@ -74,7 +74,7 @@ def test_typical_round_is_the_middling_one() -> None:
 
 
 async def test_calls_of_an_open_loop_do_not_wait_for_one_another() -> None:
-    """All are started although none ends before the last one has."""
+    """None ends before the last one has started."""
     started: list[int] = []
     last = asyncio.Event()
 
@@ -112,7 +112,7 @@ async def test_failing_turn_fails_the_measurement() -> None:
         await Window(job()).measure(turn)
 
 
-async def test_turn_of_a_worker_library_ends_when_as_many_messages_were_worked_off() -> None:
+async def test_turn_of_a_worker_library_ends_after_as_many_messages() -> None:
     load = Outstanding(job(), lambda: asyncio.sleep(0))
     turn = asyncio.ensure_future(load.turn())
     for _ in range(9):
@@ -130,7 +130,7 @@ def test_cpu_and_memory_of_a_process_and_its_children_are_read() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         assert process.pid in proc.descendants(os.getpid())
-        assert proc.cpu_seconds(os.getpid()) - before >= 0.08  # the clock ticks in hundredths
+        assert proc.cpu_seconds(os.getpid()) - before >= 0.08  # the CPU clock has a resolution of 10 ms
         assert 1 << 20 < proc.anonymous_bytes(process.pid) < 1 << 30
         process.communicate(b"\n")
     with pytest.raises(ProcessLookupError):
@@ -161,7 +161,7 @@ def test_every_peer_has_a_target_and_every_target_a_peer() -> None:
     assert PEERS.keys() == targets.PEERS.keys()
 
 
-def test_figures_of_a_peer_are_rows_with_a_ratio_and_its_durability() -> None:
+def test_results_of_a_peer_are_rows_with_a_ratio_and_its_durability() -> None:
     theirs = Outcome(messages=10, seconds=1.0, client_cpu_s=0.1, server_cpu_s=0.1)
     ours = Outcome(messages=40, seconds=1.0, client_cpu_s=0.1, server_cpu_s=0.1)
     about = {"peer": "postgres", "version": "1", "durability": "some"}
@@ -206,7 +206,7 @@ def test_calls_on_many_connections_are_next_to_the_bare_server() -> None:
     assert rows["enqueue over HTTP and JSON, 64 connections"].target == "≥ 3,000 calls/s"
 
 
-def test_fsync_probe_times_each_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_fsync_probe_times_each_fsync_and_removes_its_file(tmp_path: Path) -> None:
     assert len(fsync_ms(tmp_path, count=3)) == 3
     assert list(tmp_path.iterdir()) == []
 
@@ -223,7 +223,7 @@ def test_missing_peer_is_in_both_tables_with_the_reason() -> None:
     assert "| awa | – | missing: no wheel \\| here |" in report.markdown([row], {}, "server")
 
 
-def test_program_that_cannot_run_makes_a_peer_missing_with_its_complaint() -> None:
+def test_peer_whose_program_fails_is_missing_with_its_error() -> None:
     with pytest.raises(PeerMissing, match=r"cannot fetch: .*complaint"):
         run_command([sys.executable, "-c", "raise SystemExit('complaint')"], "cannot fetch")
     with pytest.raises(PeerMissing, match="cannot fetch"):
@@ -264,13 +264,13 @@ def test_lifecycle_runs_against_a_real_server(tmp_path: Path) -> None:
     assert min(outcome.rate, outcome.server_us, outcome.client_us) > 0
 
 
-def test_bare_server_takes_the_same_load(tmp_path: Path) -> None:
+def test_bare_server_accepts_the_same_load(tmp_path: Path) -> None:
     with bare_server(tmp_path / "data") as server:
         outcome = driving.drive("bare", lifecycle.job_of(server, "lifecycle", (20, 2), 30.0, messages_max=200))
     assert 200 <= outcome.messages < 200 + 2 * 20
 
 
-def test_lifecycle_figures_are_next_to_the_floor() -> None:
+def test_lifecycle_results_are_next_to_the_floor() -> None:
     ours = Outcome(messages=60_000, seconds=1.0, client_cpu_s=0.6, server_cpu_s=1.2)
     floor = Outcome(messages=120_000, seconds=1.0, client_cpu_s=0.6, server_cpu_s=0.6)
     rate, server, client = (Row.from_yielded(r) for r in lifecycle.figures("lifecycle", (100, 16), ours, floor))
@@ -302,7 +302,7 @@ def test_connections_run_against_a_real_server(tmp_path: Path) -> None:
     assert min(len(native.times), len(http.times)) >= 50
 
 
-def test_failed_driver_is_reported_by_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_driver_is_reported_with_its_last_error_line(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "  +-+---- 1 ----\n    | ValueError: broken\n    +------------\n"
     failed = subprocess.CompletedProcess([], 1, stdout="", stderr=said)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)

@@ -26,7 +26,7 @@ def outcome(messages: int, server: float, client: float) -> Outcome:
 
 
 @pytest.mark.parametrize("driver", ["sql", "postgres", "pgmq", "seed_table"])
-def test_driver_sees_messages_through_and_keeps_its_backlog(database: Database, driver: str) -> None:
+def test_driver_completes_messages_and_keeps_its_backlog(database: Database, driver: str) -> None:
     first = database.drive(driver, 0.2, backlog="200")
     again = database.drive(driver, 0.2, backlog="200", keep="1")
     assert first.messages >= targets.BATCH

@@ -1,4 +1,4 @@
-"""The benchmark of streams: every figure of the issue is there, on sizes that take seconds; its arithmetic."""
+"""The benchmark of streams: every specified figure is measured, on small sizes; its arithmetic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("module", harness.SUITES["streams"])
-def test_small_sizes_give_every_figure(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_sizes_measure_every_figure(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "src")]))
     rows = list(harness.run_module(module, quick=True, scale=0.005, timeout_s=60))
@@ -36,7 +36,7 @@ def test_small_sizes_give_every_figure(module: str, tmp_path: Path, monkeypatch:
     assert not list(tmp_path.iterdir())
 
 
-def test_scale_is_a_share_whose_ratios_are_not_kept() -> None:
+def test_scaled_runs_do_not_save_ratios() -> None:
     assert command.parse(["streams", "--scale", "0.1"]).scale == 0.1
     for wrong in (["--scale", "0"], ["--scale", "2"], ["--scale", "0.5", "--save"]):
         with pytest.raises(SystemExit):
@@ -50,7 +50,7 @@ def test_sizes_are_whole_batches() -> None:
 
 
 def test_delays_are_counted_from_the_due_time_to_the_unit_that_fired_and_to_delivery() -> None:
-    # Numbers 0 to 9 fall due 0.2 ms apart from 1000 on; the first five fired at 1050, the others at 1100.
+    # Numbers 0 to 9 become due 0.2 ms apart from 1000 on; the first five fired at 1050, the others at 1100.
     fired = {100: (1050, 5), 200: (1100, 5)}
     seen = [
         timers.Seen(np.array([100, 101, 102, 103, 104, 150]), np.array([0, 1, 2, 3, 4, -1]), 1060),

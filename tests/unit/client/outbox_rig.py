@@ -1,4 +1,4 @@
-"""A small database and its outbox, and ways for a relay to die."""
+"""A small database and its outbox, and ways to kill a relay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from heapline.testing import MemoryBroker
 
 
 def new_database(directory: Path) -> Engine:
-    """SQLite in a file, unsynced: what a power cut would leave is its own affair."""
+    """SQLite in a file, unsynced: power cuts are not tested here."""
     engine = create_engine(f"sqlite:///{directory}/app.db")
 
     @event.listens_for(engine, "connect")
@@ -37,7 +37,7 @@ def waiting(engine: Engine) -> int:
 
 
 class Killed(BaseException):
-    """The relay's process is gone at this point."""
+    """The relay's process is dead from here on."""
 
 
 class MortalStore(SqlStore):
@@ -57,7 +57,7 @@ class MortalStore(SqlStore):
 
 
 class FaultyBroker:
-    """Kills the relay before or after an enqueue, or loses its answer."""
+    """Kills the relay before or after an enqueue, or loses the response."""
 
     def __init__(self, broker: MemoryBroker, rng: random.Random, chance: float) -> None:
         self._broker, self._rng, self._chance = broker, rng, chance
@@ -99,14 +99,14 @@ class Call:
 
 
 class Calls:
-    """Calls of relays to their store and broker, to be run late and in any order."""
+    """Calls of relays to their store and broker, which run late and in any order."""
 
     def __init__(self) -> None:
         self.waiting: list[Call] = []
         self._added = asyncio.Event()
 
     def to(self, target: Any) -> Any:
-        """Return `target` with calls that wait."""
+        """Return `target` with calls that wait for the test."""
         return _Waiting(self, target)
 
     def add(self, call: Call) -> None:

@@ -1,4 +1,4 @@
-"""consume_batches(): whose leases are extended, and when they stop. On a broker in memory, in virtual time."""
+"""consume_batches(): whose leases are extended, and until when. On a broker in memory, in virtual time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_partly_settled_batch_is_extended_until_all_is_settled(hl: Fragile
         assert await counts(hl) == (0, 1)
         await batch[3].ack()
         await asyncio.sleep(MINUTE)
-        assert not batches.prefetcher._leases, "nothing of it is leased"
+        assert not batches.prefetcher._leases, "none of its messages is leased"
     assert (await hl.stats("jobs")).acked_total == 4
 
 
@@ -80,7 +80,7 @@ async def test_batch_acked_through_its_client_is_not_extended(hl: Fragile) -> No
         prefetcher = batches.prefetcher
         assert isinstance(prefetcher, BatchPrefetcher)
         prefetcher.settled(Ack("jobs", batch[:1].leases))
-        assert prefetcher._leases, "only a part was settled"
+        assert prefetcher._leases, "only part of it was settled"
         prefetcher.settled(Ack("other", batch.leases))
         assert prefetcher._leases, "of another topic"
         prefetcher.settled(Ack("jobs", batch.leases))
@@ -89,7 +89,7 @@ async def test_batch_acked_through_its_client_is_not_extended(hl: Fragile) -> No
 
 
 @simulated
-async def test_prefetched_batch_whose_lease_was_lost_is_not_handed_out(hl: Fragile) -> None:
+async def test_prefetched_batch_whose_lease_was_lost_is_not_delivered(hl: Fragile) -> None:
     await put(hl, 4)
     async with consume_batches(hl, "jobs", 2) as batches:
         first = await anext(batches)

@@ -1,4 +1,4 @@
-"""Which calls go together, in which order, and that each caller gets its own answer."""
+"""Which calls are joined, in which order, and that each caller gets its own answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulation.loop import run
 
 
 class Waiter:
-    """As much of a future as gathering asks for."""
+    """The part of a future that gathering uses."""
 
     def __init__(self, gone: bool) -> None:
         self.gone = gone
@@ -25,7 +25,7 @@ class Waiter:
         return self.gone
 
 
-FAR = 1e9  # of the loop's time
+FAR = 1e9  # in the loop's time
 CALLS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.booleans()), max_size=60)
 
 
@@ -45,15 +45,15 @@ def test_batches_hold_all_waiting_calls_in_order_within_the_limits(
     for batch, after in zip(batches, [*batches[1:], []], strict=False):
         size, names = sum(s.nbytes for s in batch), [s.call[1] for s in batch]
         assert len(batch) <= count_max
-        assert size <= bytes_max or len(batch) == 1, "one that is too large goes alone"
+        assert size <= bytes_max or len(batch) == 1, "a call that is too large is sent alone"
         assert not apart or len(set(names)) == len(names)
-        if after:  # nothing was held back that would have fitted
+        if after:  # no call that would have fit was held back
             more = after[0]
             assert len(batch) == count_max or size + more.nbytes > bytes_max or (apart and more.call[1] in names)
 
 
 class Road:
-    """Answer batches when the test says so, and record them."""
+    """Answer batches on request of the test, and record them."""
 
     def __init__(self, crowd: Pacer | None = None, **caps: Any) -> None:
         self.batches: list[list[Any]] = []
@@ -89,12 +89,12 @@ async def test_calls_of_one_turn_share_a_batch_and_later_ones_the_next() -> None
     await steps()
     later = [road.lane.put(what, FAR) for what in "cde"]
     await steps()
-    assert road.batches == [["a", "b"]], "one call is under way at a time"
+    assert road.batches == [["a", "b"]], "one call is in flight at a time"
     road.open.set()
     assert await asyncio.gather(*first, *later) == [f"done {what}" for what in "abcde"]
     assert road.batches == [["a", "b"], ["c", "d", "e"]]
     await road.lane.put("f", FAR)
-    assert road.batches[2:] == [["f"]], "an idle lane starts again"
+    assert road.batches[2:] == [["f"]], "an idle lane sends immediately"
 
 
 async def test_few_calls_wait_for_a_large_batch_in_progress_and_join_it() -> None:
@@ -117,13 +117,13 @@ async def test_few_calls_wait_for_a_large_batch_in_progress_and_join_it() -> Non
     assert enqueues.batches == [["ahead", *"abcde"]]
 
 
-async def test_few_do_not_wait_for_few() -> None:
+async def test_few_calls_do_not_wait_for_a_small_batch() -> None:
     crowd = Pacer()
     enqueues, acks = Road(crowd), Road(crowd)
     acks.open.clear()
     acked = [acks.lane.put(what, FAR) for what in "ab"]
     await steps()
-    assert await enqueues.lane.put("c", FAR) == "done c", "half as many are no crowd"
+    assert await enqueues.lane.put("c", FAR) == "done c", "half as many do not fill a batch"
     acks.open.set()
     await asyncio.gather(*acked)
 
@@ -172,14 +172,14 @@ async def test_rejected_call_fails_only_its_own_caller() -> None:
     assert results[1] is road.errors["b"]
 
 
-async def test_batch_that_fails_fails_each_of_its_callers_with_an_error_of_its_own() -> None:
+async def test_failed_batch_raises_a_separate_error_for_each_caller() -> None:
     road = Road()
     road.failure = UnavailableError("gone")
     results = await asyncio.gather(*(road.lane.put(what, FAR) for what in "ab"), return_exceptions=True)
     assert [str(r) for r in results] == ["gone", "gone"]
     assert results[0] is not results[1]
     road.failure = None
-    assert await road.lane.put("c", FAR) == "done c", "the lane goes on"
+    assert await road.lane.put("c", FAR) == "done c", "the lane continues"
 
 
 async def test_call_cancelled_before_sending_is_never_sent() -> None:
@@ -224,7 +224,7 @@ def test_each_call_ends_at_its_own_deadline_while_its_batch_continues() -> None:
         await asyncio.sleep(11.5)
         road.open.set()
         await asyncio.gather(*calls)
-        assert road.batches == [["a"], ["c"]], "one whose time was over is not sent"
+        assert road.batches == [["a"], ["c"]], "a call past its deadline is not sent"
         return told
 
     told = run(go())

@@ -98,9 +98,7 @@ def test_key_of_a_local_server_is_found_automatically(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("foreign", ["s3cret-of-another-program\n", "-----BEGIN PRIVATE KEY-----\nabc\n", ""])
-def test_admin_key_of_another_program_is_neither_sent_nor_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, foreign: str
-) -> None:
+def test_admin_key_of_another_program_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, foreign: str) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "admin.key").write_text(foreign)
     assert settings(heapline.connect())[1] is None
@@ -111,7 +109,7 @@ def test_admin_key_of_another_program_is_neither_sent_nor_an_error(
 
 
 async def test_new_key_of_a_server_on_this_machine_is_found_at_the_next_connection(tmp_path: Path) -> None:
-    """As after a server was started on a new directory, while workers go on."""
+    """For example after a server was started on a new directory while workers keep running."""
     file = tmp_path / "data" / "admin.key"
     file.parent.mkdir()
     file.write_text("hl_first\n")
@@ -124,7 +122,7 @@ async def test_new_key_of_a_server_on_this_machine_is_found_at_the_next_connecti
 
     assert (await key_of_the_next(hl), await key_of_the_next(named)) == ("hl_second", "hl_mine")
     file.unlink()
-    assert await key_of_the_next(hl) == "hl_second", "the last that is known"
+    assert await key_of_the_next(hl) == "hl_second", "the last known key"
 
 
 @pytest.mark.parametrize("url", ["queue.internal:7400", "localhost:7400,queue.internal:7400", "10.0.0.1"])
@@ -195,11 +193,12 @@ def test_client_needs_neither_grpc_nor_protobuf_nor_the_engine() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False, env=environment).returncode == 0
 
 
-# -- where it may be used ----------------------------------------------------------------------------------------------
+# -- servers and event loops -------------------------------------------------------------------------------------------
 
 
+# -- servers and event loops -------------------------------------------------------------------------------------------
 async def test_unreachable_server_is_reported_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    # No try begins shortly before the deadline: one that is not refused in time would rightly be told as in doubt.
+    # No retry begins shortly before the deadline: one not refused in time would rightly be reported as in doubt.
     monkeypatch.setattr("heapline.client.wrappers.retrying.pauses", lambda: itertools.repeat(60.0))
     says = "s: could not connect to 127.0.0.1:1, so nothing changed; check that `heapline serve` is running there"
     async with heapline.connect("127.0.0.1:1", deadline=30) as hl:
@@ -252,14 +251,14 @@ async def test_client_belongs_to_one_open_loop() -> None:
     await hl.close()
 
 
-def test_client_moves_on_when_its_loop_was_closed() -> None:
+def test_client_works_in_a_new_loop_after_its_loop_was_closed() -> None:
     hl = heapline.connect("127.0.0.1:1", deadline=0.1)
     for _ in range(2):
         with pytest.raises(DeadlineExceeded):
             asyncio.run(hl.list_topics())  # type: ignore[arg-type]
 
 
-async def test_closed_client_says_so_and_may_be_closed_twice() -> None:
+async def test_closed_client_raises_closed_and_can_be_closed_twice() -> None:
     hl = heapline.connect("127.0.0.1:1", deadline=0.1)
     with pytest.raises(DeadlineExceeded):
         await hl.list_topics()

@@ -1,4 +1,4 @@
-"""consume(): what is fetched ahead, whose leases are kept, what goes back. On a broker in memory, in virtual time."""
+"""consume(): prefetching, extension of leases, and release. On a broker in memory, in virtual time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DAY = 86400.0
 
 
 class Fragile:
-    """A broker of which single methods can be made to fail."""
+    """A broker whose methods can be made to fail one by one."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self._broker = broker
@@ -115,11 +115,11 @@ async def test_nothing_is_prefetched_with_many_consumers(hl: Fragile) -> None:
             await message.ack()
         await anext(messages)
         await settle(messages, 1)
-        assert await counts(hl) == (58, 3), "few are left: one waits beside the two that are handled"
+        assert await counts(hl) == (58, 3), "few are left: one is prefetched besides the two in progress"
 
 
 @simulated
-async def test_no_more_is_fetched_ahead_than_prefetch_says(hl: Fragile) -> None:
+async def test_at_most_prefetch_messages_are_prefetched(hl: Fragile) -> None:
     await put(hl, 10)
     for prefetch in (0, 1, 4):
         async with consume(hl, "jobs", prefetch=prefetch) as messages:
@@ -168,14 +168,14 @@ async def test_break_releases_prefetched_messages(hl: Fragile) -> None:
 
 
 @simulated
-async def test_close_while_one_waits_ends_its_wait(hl: Fragile) -> None:
+async def test_close_ends_the_wait_of_an_iterating_caller(hl: Fragile) -> None:
     messages = consume(hl, "jobs")
     waiting = asyncio.ensure_future(anext(messages, None))
     await asyncio.sleep(1)
     await messages.aclose()
     assert await waiting is None
     await put(hl, 1)
-    assert await counts(hl) == (1, 0), "and no pop is left that would take it"
+    assert await counts(hl) == (1, 0), "and no pop is left that would lease it"
 
 
 @simulated
@@ -230,19 +230,19 @@ async def test_settled_message_is_not_extended(hl: Fragile) -> None:
 
 
 @simulated
-async def test_prefetched_message_whose_lease_was_lost_is_not_handed_out(hl: Fragile) -> None:
+async def test_prefetched_message_whose_lease_was_lost_is_not_delivered(hl: Fragile) -> None:
     await put(hl, 3)
     async with consume(hl, "jobs", prefetch=2, visibility=30) as messages:
         await (await anext(messages)).ack()
         await settle(messages, 2)
         stolen = messages.prefetcher._here[0]
         await hl.bury(stolen)
-        await asyncio.sleep(30)  # the next extension tells
+        await asyncio.sleep(30)  # the next extension reports it
         assert (await anext(messages)).id != stolen.id
 
 
 @simulated
-async def test_prefetched_message_is_not_handed_out_after_its_time_if_extending_fails(hl: Fragile) -> None:
+async def test_prefetched_message_is_not_delivered_after_its_lease_expired(hl: Fragile) -> None:
     await put(hl, 2)
     async with consume(hl, "jobs", prefetch=1, visibility=30) as messages:
         await (await anext(messages)).ack()
@@ -254,7 +254,7 @@ async def test_prefetched_message_is_not_handed_out_after_its_time_if_extending_
 
 
 @simulated
-async def test_extension_that_failed_is_tried_again_in_time(hl: Fragile) -> None:
+async def test_failed_extension_is_retried_before_the_lease_ends(hl: Fragile) -> None:
     await put(hl, 1)
     async with consume(hl, "jobs", prefetch=0, visibility=30) as messages:
         message = await anext(messages)
@@ -264,7 +264,7 @@ async def test_extension_that_failed_is_tried_again_in_time(hl: Fragile) -> None
 
 
 @simulated
-async def test_extending_by_hand_keeps_working(hl: Fragile) -> None:
+async def test_explicit_extend_still_works(hl: Fragile) -> None:
     await put(hl, 1)
     async with consume(hl, "jobs", prefetch=0, visibility=30) as messages:
         message = await anext(messages)
@@ -276,7 +276,7 @@ async def test_extending_by_hand_keeps_working(hl: Fragile) -> None:
 
 
 @simulated
-async def test_outage_is_waited_out(hl: Fragile) -> None:
+async def test_consumer_waits_until_an_outage_ends(hl: Fragile) -> None:
     hl.failures["pop"] = [UnavailableError("away")] * 20
     async with consume(hl, "jobs") as messages:
         waiting = asyncio.ensure_future(anext(messages))
@@ -356,7 +356,7 @@ async def test_cancelled_consumer_leaves_its_message_to_another(hl: Fragile) -> 
         ({"holder": ""}, "holder must be a string"),
     ],
 )
-def test_bad_options_are_refused_when_it_is_made(options: dict[str, Any], says: str) -> None:
+def test_bad_options_are_refused_when_a_consumer_is_created(options: dict[str, Any], says: str) -> None:
     with pytest.raises(heapline.BadRequest, match=says):
         consume(None, "jobs", **options)  # type: ignore[arg-type]
 
@@ -365,7 +365,7 @@ def test_consume_is_public() -> None:
     assert heapline.consume is consume
 
 
-# -- what may go wrong in between --------------------------------------------------------------------------------------
+# -- failures in between --------------------------------------------------------------------------------------
 
 
 @simulated
@@ -392,7 +392,9 @@ async def test_redelivered_message_is_yielded_once_with_its_current_lease(hl: Fr
         await settle(messages, 1)
         (stale,) = messages.prefetcher._here
         await hl.release(stale)
-        messages.prefetcher._arrived(await hl.pop("jobs", visibility=30))  # redelivered while its old self waits
+        messages.prefetcher._arrived(
+            await hl.pop("jobs", visibility=30)
+        )  # redelivered while its earlier delivery waits
         again = await anext(messages)
         assert again is not stale
         await again.ack()
@@ -413,13 +415,13 @@ async def test_cancelled_close_still_releases_and_ends(hl: Fragile) -> None:
         closing.cancel()
         await asyncio.wait({closing})
         await asyncio.sleep(5)
-        assert await counts(hl) == (2, 1), "nothing is leased that no handler will run"
+        assert await counts(hl) == (2, 1), "no message stays leased without a handler"
         await first.ack()
         await hl.ack(await hl.pop("jobs", 9))
 
 
 @simulated
-async def test_fault_of_our_own_ends_the_iteration_and_is_not_waited_out(hl: Fragile) -> None:
+async def test_unexpected_exception_ends_the_iteration_immediately(hl: Fragile) -> None:
     hl.failures["pop"] = [ZeroDivisionError("a bug")]
     async with consume(hl, "jobs") as messages, asyncio.timeout(60):
         with pytest.raises(ZeroDivisionError):
@@ -535,7 +537,7 @@ async def test_error_of_a_block_is_raised_even_if_its_nack_fails(hl: Fragile) ->
 
 
 @simulated
-async def test_item_of_a_closed_consumer_says_so(hl: Fragile) -> None:
+async def test_item_of_a_closed_consumer_raises_closed(hl: Fragile) -> None:
     consumer = consume(hl, "jobs")
     await consumer.aclose()
     with pytest.raises(Closed, match="this consumer is closed"):

@@ -1,6 +1,6 @@
-"""Every text that the SDK, tasks and outbox raise is met here once, and says what to do. None may be missing.
+"""Every text that the SDK, tasks and outbox raise occurs here once, and says what to do. None may be missing.
 
-The sites are read from the source: a `raise` with a text of its own that no case below reaches fails the last test.
+The texts are read from the source: a `raise` with its own text that no case below covers fails the last test.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FILES = [
     ROOT / "cli/worker.py",
     ROOT / "contract/payload_codec.py",
 ]
-#: Not for a user's eyes, and why.
+#: Texts that users do not see, and why.
 PASSED_OVER = {
     "unreachable: pauses never end": "for those who read the code",
     "gRPC has no status for a call that has ended": "a bug of gRPC's",
@@ -130,7 +130,7 @@ def worker(**settings: Any) -> Any:
 
 
 class Environment:
-    """What a case may change, and the test puts back."""
+    """Objects that a case may change and the test restores."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         self.set, self.path = monkeypatch, tmp_path
@@ -275,7 +275,7 @@ _reached: set[tuple[str, int]] = set()
 
 
 @pytest.mark.parametrize(("text", "cause"), CASES, ids=[text[:50] for text, _ in CASES])
-def test_error_says_this(text: str, cause: Cause, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_error_has_this_text(text: str, cause: Cause, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert text in str(met(cause, Environment(monkeypatch, tmp_path)))
 
 
@@ -300,7 +300,7 @@ def sites() -> Iterator[tuple[Path, ast.Raise, str]]:
 
 
 def test_no_text_is_missing_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for _, cause in CASES:  # again: this test may run in a process of its own
+    for _, cause in CASES:  # again: this test may run in a separate process
         with pytest.MonkeyPatch.context() as patch:
             met(cause, Environment(patch, tmp_path))
     missing = [
@@ -310,4 +310,4 @@ def test_no_text_is_missing_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         and not any((str(file), line) in _reached for line in range(node.lineno, (node.end_lineno or 0) + 1))
     ]
     assert missing == []
-    assert len(list(sites())) > 50, "the source is read as it is"
+    assert len(list(sites())) > 50, "the source was read"

@@ -1,4 +1,4 @@
-"""What a client over HTTP makes of answers that are not what it asked for."""
+"""How an HTTP client handles unexpected responses."""
 
 from __future__ import annotations
 

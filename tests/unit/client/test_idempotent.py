@@ -25,7 +25,7 @@ from tests.simulation.loop import run
 
 
 class Server:
-    """Answers as the script says: an error, results, or (nothing said) new ids."""
+    """Answers from a script: an error, results, or by default new ids."""
 
     def __init__(self, *script: Any) -> None:
         self.script = list(script)
@@ -56,7 +56,7 @@ def batch(*payloads: bytes, **options: Any) -> list[Outgoing]:
 
 
 class Numbered:
-    """The wrapper, asked with messages."""
+    """The wrapper, with a helper to enqueue messages."""
 
     def __init__(self, server: Server) -> None:
         self._wrapper = Idempotent(server, 30.0)
@@ -144,7 +144,7 @@ def test_numbers_that_another_has_used_up_are_replaced_under_a_new_name(error: H
     first, again, later = server.requests
     assert first.producer_id != again.producer_id == later.producer_id
     assert [seqs for seqs, _ in server.sent] == ([[0, 1], [0, 1], [2]] if atomic else [[0, 1], [0], [1]])
-    assert len(again.messages) == (2 if atomic else 1), "only what was refused goes again"
+    assert len(again.messages) == (2 if atomic else 1), "only refused messages are sent again"
 
 
 @pytest.mark.parametrize("error", [StaleEpoch("sdk-x", 1, 2), StaleSequence("sdk-x", 0, 5)])
@@ -156,7 +156,7 @@ def test_sequences_in_doubt_are_never_replaced(error: HeaplineError) -> None:
     assert len(server.requests) == 1
 
 
-def test_new_name_is_tried_but_once() -> None:
+def test_new_producer_name_is_tried_only_once() -> None:
     server = Server(StaleSequence("x", 0, 5), StaleSequence("y", 0, 5))
     with pytest.raises(StaleSequence):
         run(numbered(server).send(batch(b"a"), True, 30.0))
@@ -167,7 +167,7 @@ def test_new_name_is_tried_but_once() -> None:
     "error", [PayloadTooLarge(5, 1, "jobs"), IdempotencyConflict("idempotency key 'k'", "01ABC")],
     ids=lambda e: type(e).__name__,
 )  # fmt: skip
-def test_other_refusals_are_the_callers(error: HeaplineError) -> None:
+def test_other_refusals_are_raised_to_the_caller(error: HeaplineError) -> None:
     server = Server(error)
     with pytest.raises(type(error)):
         run(numbered(server).send(batch(b"a"), True, 30.0))
@@ -221,7 +221,7 @@ def test_rejected_batches_in_doubt_are_resent_under_their_sequences() -> None:
         return results
 
     good, bad = run(go())
-    assert good == [Enqueued(7), Enqueued(8)], "it was in already, and is no duplicate to its caller"
+    assert good == [Enqueued(7), Enqueued(8)], "it was already stored, but its caller did not repeat it"
     assert isinstance(bad, IdempotencyConflict)
     assert server.sent == [([0, 1, 2], 0), ([0, 1], 0), ([2], 0), ([3], 3)]
     assert len(set(server.names)) == 1

@@ -1,4 +1,4 @@
-"""Leases of a pop whose caller is gone."""
+"""Leases of a pop whose caller was cancelled."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_cancelled_pop_is_repeated_under_its_request_id_and_its_leases_are
     assert (bytes(release.leases.ids), bytes(release.leases.tokens)) == (bytes(ONE), bytes(pack([7])))
 
 
-async def test_cancelled_pop_with_a_request_id_of_the_callers_keeps_its_leases() -> None:
+async def test_cancelled_pop_with_the_caller_s_request_id_keeps_its_leases() -> None:
     transport = Silent()
     await cancelled(transport, Pop("jobs", request_id="mine"))
     assert len(transport.commands) == 1

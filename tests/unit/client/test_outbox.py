@@ -25,7 +25,7 @@ from heapline.outbox.store import Turn
 from heapline.testing import HandClock, MemoryBroker, drain
 from tests.unit.client.outbox_rig import Calls, FaultyBroker, Killed, MortalStore, new_database, waiting
 
-WINDOW = 60.0  # seconds that the topics remember, in tests that outlast it
+WINDOW = 60.0  # seconds for which topics remember, in tests that wait longer
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ async def test_committed_rows_are_enqueued_and_rolled_back_ones_are_not(engine: 
     assert waiting(engine) == 0
 
 
-async def test_everything_about_a_message_is_kept(engine: Engine, hl: MemoryBroker) -> None:
+async def test_every_field_of_a_message_is_kept(engine: Engine, hl: MemoryBroker) -> None:
     await hl.create_topic("eu/fair", fairness="keys")
     at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
     write(
@@ -116,8 +116,8 @@ async def test_async_sessions_and_connections_write_too(engine: Engine, hl: Memo
     assert sorted(payloads(hl)) == [b"async connection", b"async session", b"connection", b"scoped session"]
 
 
-async def test_two_spellings_of_a_topic_are_one_line_of_numbers(engine: Engine, hl: MemoryBroker) -> None:
-    """Two groups of a topic would be sent at the same time, and the higher numbers could arrive first."""
+async def test_two_spellings_of_a_topic_share_one_sequence(engine: Engine, hl: MemoryBroker) -> None:
+    """Two groups of one topic would be sent at the same time, and the higher numbers could arrive first."""
     write(engine, b"a", b"b", topic="jobs")
     write(engine, b"c", b"d", topic="default/jobs")
     sent: list[str] = []
@@ -134,7 +134,7 @@ async def test_two_spellings_of_a_topic_are_one_line_of_numbers(engine: Engine, 
 
 
 async def test_topics_are_sent_together(engine: Engine, hl: MemoryBroker) -> None:
-    """With the server away each takes its whole deadline: one after the other they would outlast the relay's lease."""
+    """While the server is down, each takes its complete deadline: in sequence they would outlast the relay's lease."""
     for topic in ("one", "two", "three"):
         await hl.create_topic(topic)
         write(engine, b"x", topic=topic)
@@ -178,7 +178,7 @@ def test_message_that_no_topic_accepts_is_rejected_immediately(
 
 async def test_row_that_commits_late_under_a_lower_id_is_not_missed(engine: Engine, hl: MemoryBroker) -> None:
     write(engine, b"1", b"2")
-    with engine.begin() as connection:  # as if the first one's transaction were still open
+    with engine.begin() as connection:  # as if the first transaction were still open
         connection.execute(update(OUTBOX).where(OUTBOX.c.id == 1).values(failed_ms=1))
     async with OutboxRelay(engine, hl) as relay:
         assert await relay.run_once() == 1
@@ -237,7 +237,7 @@ async def test_rejected_row_stays_with_the_reason_and_others_are_sent(engine: En
 
 async def test_invalid_row_does_not_block_others(engine: Engine, hl: MemoryBroker) -> None:
     write(engine, b"1", b"2", b"3")
-    with engine.begin() as connection:  # by other hands than `enqueue`
+    with engine.begin() as connection:  # not written by `enqueue`
         connection.execute(update(OUTBOX).where(OUTBOX.c.id == 2).values(headers="{no json"))
     async with OutboxRelay(engine, hl) as relay:
         assert await relay.run_once() == 2
@@ -320,7 +320,7 @@ async def test_lanes_of_closed_and_of_killed_relays_are_used_again(engine: Engin
 
 
 async def left_in_doubt(engine: Engine, hl: MemoryBroker, *, enqueued: bool) -> None:
-    """A relay is killed after it has claimed its rows, before or after they went in."""
+    """A relay is killed after it has claimed its rows, before or after they were enqueued."""
     relay = OutboxRelay(engine, hl, lease=-1)
     real, done = sender.send, False
 
@@ -368,12 +368,12 @@ async def test_hung_relay_that_wakes_after_another_took_over_changes_nothing(eng
             return sender.Sent()
 
         patch.setattr("heapline.outbox.relay.send", hangs)
-        await hung.turn()  # claimed, and not sent
+        await hung.turn()  # claimed, not sent
     async with OutboxRelay(engine, hl, lease=-1) as other:
         assert await other.run_once() == 2
         write(engine, b"3")
         assert await other.run_once() == 1
-        await hung.run_once()  # sends its two again: refused, and its lane is gone
+        await hung.run_once()  # sends its two again: refused, because its lane was taken
     write(engine, b"4")
     assert await hung.run_once() == 1
     await hung.close()
@@ -424,7 +424,7 @@ async def test_restored_database_does_not_repeat_numbers_if_the_clock_stands(
 async def test_rejected_row_that_may_have_been_sent_is_in_doubt(
     engine: Engine, hl: MemoryBroker, repeated: bool
 ) -> None:
-    """Refused at the first try it gets a new number. Refused when the client repeated it, it may be in already."""
+    """If refused on the first try, it gets a new number. If refused on a retry, it may already be enqueued."""
     write(engine, b"1")
     refuse = hl.enqueue_batch
 
@@ -459,7 +459,7 @@ async def test_call_of_a_task_is_written_in_the_transaction_and_then_run(engine:
     assert [done.result for done in await drain(hl, app)] == [5, 2]
 
 
-def test_call_that_no_row_can_hold_is_refused(engine: Engine) -> None:
+def test_call_that_cannot_be_stored_in_a_row_is_refused(engine: Engine) -> None:
     app = heapline.App("./unused")
 
     @app.task(topic="jobs")
@@ -551,7 +551,7 @@ async def test_calls_that_run_after_their_relay_gave_up_or_died_change_nothing(
 
 
 async def live(engine: Engine, hl: MemoryBroker, rng: random.Random, chance: float) -> None:
-    """One relay's life: it relays until it is killed or has nothing to do."""
+    """Run one relay until it is killed or has nothing to do."""
     broker: Any = FaultyBroker(hl, rng, chance)
     store = MortalStore(engine, rng, chance)
     relay = OutboxRelay(store, broker, batch_rows=rng.choice((1, 3, 50)), lease=rng.choice((-1, 1000)))

@@ -33,7 +33,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def emptied(project: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")  # these tests write from within their loop
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")  # these tests write from within an event loop
     yield
     with connection.cursor() as cursor:
         cursor.execute("DELETE FROM heapline_outbox")
@@ -100,7 +100,7 @@ async def test_rows_in_doubt_are_sent_again_under_the_same_numbers(hl: MemoryBro
     for i in range(10):
         enqueue("jobs", b"%d" % i)
     killed = relay_of(hl, batch_rows=4)
-    await killed.turn()  # four are at the broker, and not settled
+    await killed.turn()  # four are enqueued but not settled
     assert (len(hl.standing("jobs")), left()) == (4, 10)
     async with relay_of(hl, lease=-1) as relay:
         await relay.run_once()
@@ -115,7 +115,7 @@ async def test_refused_row_stays_with_its_reason_and_free_rows_are_returned(hl: 
     async with relay_of(hl) as relay:
         await relay.turn()  # rejects the first row
         newer = {"producer_id": relay._lanes[0].producer_id, "epoch": 1 << 61, "seq": 0}
-        await hl.enqueue("small", b"0", **newer)  # by another database that has the same lane
+        await hl.enqueue("small", b"0", **newer)  # as if another database had the same lane
         await relay.run_once()
         assert (relay.relayed, relay.failed) == (1, 1)
     with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""Which calls are repeated, where, how long, and what is said in the end. In virtual time."""
+"""Which calls are repeated, on which endpoint, for how long, and the final error. In virtual time."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def unreached() -> UnavailableError:
 
 
 class FakeTransport:
-    """A connection that answers as the world's script says."""
+    """A connection that answers from the test's script."""
 
     def __init__(self, world: World, endpoint: str) -> None:
         self.world, self.endpoint = world, endpoint
@@ -112,7 +112,7 @@ class World:
         return [place for place, _ in self.tries]
 
 
-def test_pauses_double_up_to_the_longest_and_are_never_quite_the_same() -> None:
+def test_backoff_doubles_up_to_its_maximum_with_jitter() -> None:
     found = [pause for pause, _ in zip(pauses(), range(12), strict=False)]
     for i, pause in enumerate(found):
         most = min(LONGEST_PAUSE, FIRST_PAUSE * 2**i)
@@ -146,7 +146,7 @@ def test_final_errors_are_raised_immediately(error: HeaplineError) -> None:
     assert len(world.tries) == 1
 
 
-def test_answer_after_a_try_that_may_have_been_carried_out_says_so() -> None:
+def test_error_after_a_try_that_may_have_run_says_so() -> None:
     error = LeaseLost([1], "jobs")
     with pytest.raises(LeaseLost):
         run(World(UnavailableError("cut"), error).do(ACK))
@@ -162,7 +162,7 @@ def test_every_call_that_must_not_be_repeated_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("command", ONCE, ids=lambda c: type(c).__name__)
-def test_call_that_hits_twice_is_repeated_only_while_none_has_left(command: Any) -> None:
+def test_non_repeatable_call_is_retried_only_before_it_was_sent(command: Any) -> None:
     assert run(World(unreached(), unreached()).do(command)) == "answer"
     world = World(unreached(), UnavailableError("cut"))
     with pytest.raises(UnavailableError) as caught:
@@ -175,7 +175,7 @@ def test_call_that_hits_twice_is_repeated_only_while_none_has_left(command: Any)
     )
 
 
-def test_endpoints_take_turns_when_one_fails_and_a_channel_that_failed_is_closed() -> None:
+def test_failed_channel_is_closed_and_the_next_endpoint_used() -> None:
     world = World(UnavailableError("1"), UnavailableError("2"), UnavailableError("3"), endpoints=("a:1", "b:1"))
 
     async def go() -> None:
@@ -226,7 +226,7 @@ def test_unanswered_call_ends_at_its_deadline() -> None:
         run(World(DeadlineExceeded("Stats")).do(STATS))
 
 
-def test_deadline_of_one_call_is_its_own() -> None:
+def test_within_sets_the_deadline_of_one_call() -> None:
     world = World(*(unreached() for _ in range(100)))
 
     async def go() -> float:
@@ -239,7 +239,7 @@ def test_deadline_of_one_call_is_its_own() -> None:
     assert run(go()) <= 2
 
 
-def test_repeated_pop_waits_for_the_rest_of_its_time_and_the_deadline_comes_on_top() -> None:
+def test_repeated_pop_waits_for_its_remaining_time_plus_the_deadline() -> None:
     world = World(*(UnavailableError("x") for _ in range(40)))
 
     async def go() -> float:
@@ -306,7 +306,7 @@ CUT = UnavailableError("cut")
 INFO = {"id": 1, "topic": "jobs", "partition": 0}
 
 
-def test_every_call_that_settles_has_a_rule_or_is_reported_as_it_is() -> None:
+def test_every_settling_call_has_a_rule_or_is_reported_unchanged() -> None:
     settles = {kind.__name__ for kind in CALLS.values() if kind.facts.repeat is Repeat.SETTLES}
     assert settles - {kind.__name__ for kind in RECONCILE} == {"Ack", "GroupAck"}
 
@@ -315,7 +315,7 @@ def test_every_call_that_settles_has_a_rule_or_is_reported_as_it_is() -> None:
 def test_repeated_nack_or_release_that_finds_no_lease_has_returned_the_message(command: Any) -> None:
     assert run(World(CUT, Settled([1])).do(command)) == Settled()
     assert run(World(Settled([1])).do(command)) == Settled([1]), "a first try reports lost leases"
-    assert run(World(unreached(), Settled([1])).do(command)) == Settled([1]), "so does the first one that was sent"
+    assert run(World(unreached(), Settled([1])).do(command)) == Settled([1]), "so does the first try that was sent"
 
 
 def test_repeated_group_nack_that_finds_no_row_has_returned_it() -> None:
@@ -325,7 +325,7 @@ def test_repeated_group_nack_that_finds_no_row_has_returned_it() -> None:
     assert run(World(LostRows(rows)).do(command)) == LostRows(rows)
 
 
-def test_repeated_ack_is_reported_as_it_is() -> None:
+def test_repeated_ack_is_reported_unchanged() -> None:
     assert run(World(CUT, Settled([1])).do(ACK)) == Settled([1])
 
 
@@ -338,7 +338,7 @@ def test_repeated_bury_reports_only_messages_that_did_not_die() -> None:
 
 def test_repeated_cancel_that_finds_nothing_has_cancelled_the_message() -> None:
     cancelled, acked = MessageInfo(**INFO, state="cancelled"), MessageInfo(**INFO, state="acked")
-    missing = [MessageNotFound("jobs", "1") for _ in range(3)]  # an error carries a mark, so each answer has its own
+    missing = [MessageNotFound("jobs", "1") for _ in range(3)]  # errors are annotated, so each answer needs its own
     assert run(World(CUT, missing[0], cancelled).do(Cancel("jobs", 1))) is None
     for script in ((CUT, missing[1], acked), (missing[2],)):
         with pytest.raises(MessageNotFound):
@@ -366,7 +366,7 @@ def test_pop_has_one_request_id_for_all_its_tries_and_another_pop_has_another() 
     assert ids[3] not in (None, ids[0])
 
 
-def test_leases_of_a_repeated_pop_are_renewed_and_those_that_expired_are_left_out() -> None:
+def test_repeated_pop_extends_its_leases_and_omits_expired_ones() -> None:
     world = World(CUT, leased(1, 2), Extended(pack([500, -1]), [2]))
     found = run(world.do(Pop("jobs", 2, visibility=30.0)))
     assert found.messages.ids.cast("q").tolist() == [1]

@@ -16,7 +16,7 @@ from heapline.contract.errors import Closed
 
 
 class Wire:
-    """In the place of a channel: answers every call with nothing, or never."""
+    """Replaces a channel: answers every call with None, or never."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -90,7 +90,7 @@ def test_closed_client_can_be_entered_again(wire: Wire) -> None:
             hl.list_topics()
 
 
-def test_threads_may_use_and_close_one_client_at_the_same_time(wire: Wire) -> None:
+def test_threads_can_use_and_close_one_client_concurrently(wire: Wire) -> None:
     for _ in range(20):
         hl, odd = made(), list[BaseException]()
 

@@ -1,4 +1,4 @@
-"""Spans of the client: around each call, with names and numbers, and their context in the request."""
+"""Spans of the client: around each call, with names and numbers; their context is sent with the request."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ID = (123456789 << 22) | (5 << 12) | 3  # of partition 5
 IDS = pack([ID, ID + 1])
 LEASES = LeaseKeys(IDS, pack([1, 2]))
 FIRST = {"message_id": to_ulid(ID, 7), "partition": 5}
-NAMED = {"message_id": str(ID), "partition": 5}  # a command knows no suffix
+NAMED = {"message_id": str(ID), "partition": 5}  # a command has no id suffix
 
 
 class Inner:
-    """Answers each call with the next answer, and keeps the contexts."""
+    """Answers each call with the next answer, and records the contexts."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)

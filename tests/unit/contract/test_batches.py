@@ -1,4 +1,4 @@
-"""What a prepared part checks by itself."""
+"""Checks of a prepared part when it is constructed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_topics_of_a_part_are_not_compared_with_each_other(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("given", [{"sink": "s"}, {"version": 3}])
-def test_sink_and_version_are_given_together(given: dict[str, Any]) -> None:
+def test_sink_and_version_require_each_other(given: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="give both or neither"):
         PrepareBatch("batch", "part", [Share("jobs", NewMessages([]))], **given)
     with pytest.raises(BadRequest, match="give both or neither"):

@@ -17,7 +17,7 @@ BY_NAME = {"topic": "topic", "schedule": "schedule", "replay": "replay"}
 
 
 def routed_by(kind: type[Call[Any]]) -> str:
-    """Return the route that the first required field of a call, the name of what it is about, says."""
+    """Return the route implied by the first required field of a call, which names its subject."""
     first = next((field for field in msgspec.structs.fields(kind) if field.required), None)
     if kind.facts.feature == "auth" or first is None:
         return ""
@@ -28,7 +28,7 @@ def routed_by(kind: type[Call[Any]]) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_call_is_routed_by_the_name_of_what_it_is_about(kind: type[Call[Any]]) -> None:
+def test_call_is_routed_by_the_name_of_its_subject(kind: type[Call[Any]]) -> None:
     if expected := routed_by(kind):
         assert kind.facts.route == expected
     else:

@@ -44,7 +44,7 @@ def test_invalid_cursor_is_rejected(cursor: str) -> None:
         page_of([Item("a")], cursor, 3)
 
 
-async def test_page_read_one_by_one_omits_what_is_gone() -> None:
+async def test_page_read_one_by_one_omits_missing_items() -> None:
     async def read(name: str) -> Item | None:
         return None if name == "b" else Item(name)
 

@@ -1,4 +1,4 @@
-"""What a reader with a checkpoint is promised: the place that is kept is never past a row that is not done."""
+"""A reader's checkpoint: the saved position is never past a row that is not finished."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def step(batches: list[StreamBatch], positions: dict[int, int], ends: dict[int, 
 async def steps() -> AsyncIterator[ReplayStep]:
     yield step([], {0: 0, 1: 0}, ENDS)
     yield step([batch(0, 1, 2), batch(1, 5), batch(0, 7)], {0: 9, 1: 6}, ENDS)
-    yield step([], {0: 20, 1: 6}, ENDS)  # rows that were left out
+    yield step([], {0: 20, 1: 6}, ENDS)  # rows that the filter excluded
     yield step([batch(1, 8, 9)], {0: 20, 1: 30}, ENDS)
 
 
 class Reader:
-    """Reads up to the n-th row; a row is done when it asks for the next."""
+    """Read up to the n-th row; a row is finished when the next one is requested."""
 
     def __init__(self) -> None:
         self.done: list[tuple[int, int]] = []
@@ -74,7 +74,7 @@ async def test_checkpoint_covers_exactly_the_finished_rows(stop_at: int, batches
     for partition, offset in reader.done:
         assert last[partition] > offset
     if reader.not_done is None:
-        assert last == {0: 20, 1: 30}, "at the end it stands behind what was left out too"
+        assert last == {0: 20, 1: 30}, "at the end it is past the excluded rows too"
 
 
 async def test_first_error_is_raised_instead_of_the_failed_checkpoint() -> None:
@@ -83,9 +83,9 @@ async def test_first_error_is_raised_instead_of_the_failed_checkpoint() -> None:
         raise heapline.UnavailableError("the stream broke")
 
     async def keep(positions: dict[int, int]) -> None:
-        raise heapline.UnavailableError("nor can it be kept")
+        raise heapline.UnavailableError("and it cannot be saved")
 
-    with pytest.raises(heapline.UnavailableError, match="nor can it be kept"):
+    with pytest.raises(heapline.UnavailableError, match="and it cannot be saved"):
         [row async for row in deliver(broken(), keep, False)]
     replays.SAVE_ROWS = 1000
     with pytest.raises(heapline.UnavailableError, match="the stream broke"):

@@ -1,4 +1,4 @@
-"""A worker and a broker in one loop of virtual time: a day of leases takes no time at all."""
+"""A worker and a broker in one loop of virtual time, so a day of leases takes no real time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.simulation.loop import run
 from tests.simulation.sim_io import SimIo
 
 SMALL: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 256 << 10}
-#: Upkeep of the broker is not what is tried here, and a day of it would take seconds.
+#: The broker's maintenance is not tested here, and a day of it would take seconds.
 CALM = heapline.BrokerConfig(reclaim_interval=3600.0, snapshot_interval=1e6)
 
 
 class World:
-    """What a test holds: the broker, an app on it, and a worker while one runs."""
+    """The broker, an app on it, and a worker while one runs."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self.broker = broker
@@ -30,7 +30,7 @@ class World:
 
     @asynccontextmanager
     async def worker(self, **settings: Any) -> AsyncIterator[Worker]:
-        """At work while the block runs; then drained."""
+        """Run a worker while the block runs; then drain it."""
         worker = self.app.worker(**settings)
         running = asyncio.ensure_future(worker.run())
         try:

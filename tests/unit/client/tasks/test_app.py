@@ -1,4 +1,4 @@
-"""The app: declaring, enqueueing with and without a loop, and where its broker lives."""
+"""The app: declaring tasks, enqueueing with and without a loop, and the broker it uses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_app(tmp_path: Path, **options: Any) -> heapline.App:
     return heapline.App(tmp_path / "data", topics={"jobs": SMALL, "tasks": SMALL}, **options)
 
 
-def test_making_an_app_and_its_tasks_touches_nothing(tmp_path: Path) -> None:
+def test_creating_an_app_and_its_tasks_connects_to_nothing(tmp_path: Path) -> None:
     app = make_app(tmp_path)
 
     @app.task(topic="jobs")
@@ -38,7 +38,7 @@ def test_making_an_app_and_its_tasks_touches_nothing(tmp_path: Path) -> None:
     assert repr(send) == "<Task 'send' on topic 'jobs'>"
 
 
-async def test_task_called_directly_is_the_function_itself(tmp_path: Path) -> None:
+async def test_calling_a_task_calls_its_function(tmp_path: Path) -> None:
     app = make_app(tmp_path)
 
     @app.task
@@ -86,7 +86,7 @@ def test_fairness_key_reaches_the_broker() -> None:
     in_world(scenario)
 
 
-def test_many_are_one_batch_all_or_none() -> None:
+def test_enqueue_many_is_one_atomic_batch() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def send(order: Order, copy: bool = False) -> None: ...
@@ -137,7 +137,7 @@ async def test_sync_enqueue_in_a_running_loop_is_refused(tmp_path: Path) -> None
         send.enqueue_sync(Order(1))
 
 
-def test_directory_serves_one_loop_after_the_other(tmp_path: Path) -> None:
+def test_directory_can_be_used_by_one_loop_after_another(tmp_path: Path) -> None:
     app = make_app(tmp_path)
 
     @app.task(topic="jobs")
@@ -182,7 +182,7 @@ note.enqueue_sync(3)
 
 
 def test_child_of_a_fork_shares_nothing_with_its_parent(tmp_path: Path) -> None:
-    """A directory belongs to the parent: the child gets an error instead of waiting for a missing thread."""
+    """The parent owns the directory: the child gets an error instead of waiting for a missing thread."""
     environment = {**os.environ, "PYTHONPATH": str(Path(heapline.__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-c", FORK], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
@@ -207,7 +207,7 @@ async def test_failed_opening_is_tried_again(tmp_path: Path) -> None:
     await app.close()
 
 
-def test_app_uses_another_broker_for_a_while() -> None:
+def test_app_uses_another_broker_within_using() -> None:
     app = heapline.App("nowhere.invalid:1", topics={"jobs": SMALL})
 
     @app.task(topic="jobs")
@@ -222,7 +222,7 @@ def test_app_uses_another_broker_for_a_while() -> None:
     in_world(scenario)
 
 
-def test_worker_serves_a_directory_that_lives_in_the_apps_own_thread(tmp_path: Path) -> None:
+def test_worker_uses_a_directory_opened_in_the_app_s_thread(tmp_path: Path) -> None:
     """A script that enqueues without a loop first, and then runs a worker."""
     app = make_app(tmp_path)
     said: list[int] = []
@@ -257,7 +257,7 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
         def two() -> None: ...
 
 
-def test_task_declared_again_in_the_same_place_replaces_the_old_one(tmp_path: Path) -> None:
+def test_task_redeclared_at_the_same_place_replaces_the_old_one(tmp_path: Path) -> None:
     app = make_app(tmp_path)
     for n in range(2):
 
@@ -316,7 +316,7 @@ def test_bad_targets_are_refused() -> None:
         heapline.App(unknown="drop")  # type: ignore[arg-type]
 
 
-async def test_topics_are_not_made_where_the_app_says_so(tmp_path: Path) -> None:
+async def test_topics_are_not_created_if_the_app_disables_it(tmp_path: Path) -> None:
     app = make_app(tmp_path, create_topics=False)
 
     @app.task(topic="jobs")

@@ -1,4 +1,4 @@
-"""Arguments as JSON and back: whatever a function's annotations say comes out as it went in."""
+"""Arguments as JSON: every annotated value decodes to the value that was encoded."""
 
 from __future__ import annotations
 
@@ -101,12 +101,12 @@ DEFAULTS = {"how": "fast", "amount": Decimal("1.5"), "free": None}
 @given(calls)
 def test_arguments_survive_encoding(arguments: dict[str, Any]) -> None:
     payload = CODEC.encode(CODEC.bind((), arguments))
-    json.loads(payload)  # plain JSON, for anybody
+    json.loads(payload)  # plain JSON, for any consumer
     assert CODEC.decode(payload) == DEFAULTS | arguments
 
 
 @given(st.binary(max_size=60) | texts.map(str.encode) | st.just(b'{"order": {}}'))
-def test_foreign_bytes_are_undecodable_and_nothing_worse(payload: bytes) -> None:
+def test_foreign_bytes_are_reported_as_undecodable(payload: bytes) -> None:
     with pytest.raises(Undecodable, match="the payload is not a call of task 'everything': "):
         CODEC.decode(payload)
 
@@ -119,7 +119,7 @@ def test_omitted_arguments_are_not_encoded() -> None:
     assert codec.decode(b'{"a":1}') == {"a": 1, "b": 2}
 
 
-def test_arguments_by_place_are_those_by_name() -> None:
+def test_positional_arguments_are_encoded_by_name() -> None:
     def task(a: int, b: int = 2) -> None: ...
 
     codec = Arguments("task", task)
@@ -145,7 +145,7 @@ def test_parameter_without_annotation_accepts_any_json() -> None:
     assert codec.decode(codec.encode(codec.bind(({"x": [1]},), {}))) == {"a": {"x": [1]}, "b": 1}
 
 
-# --- every error, in its own words ------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def note(n: int, colour: Colour = Colour.RED, customer: Customer | None = None) -> None: ...
@@ -186,7 +186,7 @@ def test_pydantic_error_names_the_field_without_its_value() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_parameters_without_a_name_of_their_own_are_refused() -> None:
+def test_star_parameters_are_refused() -> None:
     def many(*rest: int) -> None: ...
 
     with pytest.raises(TypeError, match=r"task 'many' has \*rest: .*; every argument of a task must have a name"):

@@ -1,4 +1,4 @@
-"""What becomes of a message whose handler failed."""
+"""The outcome of a message whose handler failed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from heapline.client.tasks.outcomes import Outcome, Rules, reason_of
 
 class Oddity(Exception):
     def __str__(self) -> str:
-        raise RuntimeError("I will not say")
+        raise RuntimeError("no text")
 
 
-def test_exception_that_no_rule_names_waits_for_the_topics_back_off() -> None:
+def test_exception_without_a_rule_waits_for_the_topic_backoff() -> None:
     assert Rules().decide(KeyError("x"), 1, 0.5) == Outcome("nack", "KeyError: 'x'", None)
 
 
@@ -33,13 +33,13 @@ def test_bury_takes_precedence_over_retry_for_the_same_class() -> None:
     assert Rules(retry_on={ValueError: 1.0}, bury_on=ValueError).decide(ValueError(), 1, 0.5).act == "bury"
 
 
-def test_classes_alone_are_retried_with_the_topics_back_off() -> None:
+def test_classes_without_a_delay_are_retried_with_the_topic_backoff() -> None:
     rules = Rules(retry_on=(ValueError,), bury_on=(Exception,))
     assert rules.decide(ValueError("x"), 1, 0.5) == Outcome("nack", "ValueError: x", None)
 
 
 @pytest.mark.parametrize(("attempts", "seconds"), [(1, 5.0), (2, 10.0), (3, 20.0), (9, 600.0)])
-def test_back_off_grows_with_the_attempts(attempts: int, seconds: float) -> None:
+def test_backoff_grows_with_the_attempts(attempts: int, seconds: float) -> None:
     rules = Rules(retry_on={ValueError: heapline.Backoff(base=5, jitter=0)})
     assert rules.decide(ValueError("x"), attempts, 0.5).backoff == seconds
 
@@ -72,7 +72,7 @@ def test_most_decisive_exception_of_a_group_decides(errors: list[Exception], out
 
 
 @given(st.text(st.characters(), max_size=2000))
-def test_reason_is_one_bounded_line_that_any_broker_takes(text: str) -> None:
+def test_reason_is_one_bounded_line_that_any_broker_accepts(text: str) -> None:
     reason = reason_of(ValueError(text))
     assert len(reason) < 600
     assert len(reason.splitlines()) == 1

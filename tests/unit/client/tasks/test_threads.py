@@ -1,4 +1,4 @@
-"""Plain functions in threads, with real threads and a real loop: nothing here waits for time to pass."""
+"""Plain functions in threads, with real threads and a real loop; no test waits for time to pass."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ async def test_abandoned_thread_reports_its_end() -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert await threads.run(lambda: 1, nothing) == 1  # another takes its place
+    assert await threads.run(lambda: 1, nothing) == 1  # another replaces it
     assert not ended.is_set()
     free.set()
     async with asyncio.timeout(20):
         await ended.wait()
-    assert threads.count == 1  # the second one went: one idle thread is enough
+    assert threads.count == 1  # the second one ended: one idle thread is enough
     threads.close()
 
 
@@ -85,7 +85,7 @@ async def test_hung_plain_handler_is_abandoned_and_frees_lease_and_slot(tmp_path
         running = asyncio.ensure_future(worker.run())
         await until(lambda: worker.totals.abandoned == 1)
         stats = await (await app.broker()).stats("jobs")
-        assert stats.leased == 1  # it runs out by itself: the thread may still be at it
+        assert stats.leased == 1  # the lease expires: the thread may still be running
         await hang.enqueue(2)
         await until(lambda: worker.totals.done == 1)
         assert said == [1, 2]

@@ -1,4 +1,4 @@
-"""Spans and metrics: the one who enqueues and the one who runs are in one trace; without a provider nothing happens."""
+"""Spans and metrics: an enqueue and its run are in one trace; without a provider nothing is collected."""
 
 from __future__ import annotations
 

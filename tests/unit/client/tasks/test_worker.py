@@ -1,4 +1,4 @@
-"""A worker in virtual time: what it runs, what it answers, how it keeps leases, how it ends."""
+"""A worker in virtual time: what it runs, how it settles messages, extends leases and ends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_messages_run_in_order_of_priority() -> None:
     in_world(scenario)
 
 
-@pytest.mark.parametrize("concurrency", [3, 41])  # one pop for all places, and two for half of them each
+@pytest.mark.parametrize("concurrency", [3, 41])  # one pop for all slots, and two for half of them each
 def test_worker_leases_at_most_its_free_slots(concurrency: int) -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
@@ -56,7 +56,12 @@ def test_worker_leases_at_most_its_free_slots(concurrency: int) -> None:
             await world.until(lambda: worker.running == concurrency)
             await asyncio.sleep(10)
             assert (await world.counts())[2] == concurrency
-        assert await world.counts() == (50 - concurrency, 0, 0, 0)  # drained: what ran was finished, no more was begun
+        assert await world.counts() == (
+            50 - concurrency,
+            0,
+            0,
+            0,
+        )  # drained: running handlers finished, no new ones started
 
     in_world(scenario)
 
@@ -80,7 +85,7 @@ def test_topic_with_much_work_does_not_starve_another() -> None:
     in_world(scenario)
 
 
-def test_failed_handler_is_tried_again_after_its_back_off_with_the_reason_kept() -> None:
+def test_failed_handler_is_retried_after_its_backoff_with_its_reason() -> None:
     async def scenario(world: World) -> None:
         loop = asyncio.get_running_loop()
 
@@ -121,7 +126,7 @@ def test_bury_and_bury_on_create_dead_letters_immediately() -> None:
     in_world(scenario)
 
 
-def test_max_retries_of_the_task_ends_the_tries() -> None:
+def test_max_retries_of_a_task_limits_its_retries() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs", max_retries=2)
         async def never() -> None:
@@ -176,7 +181,7 @@ def test_message_without_a_task_name_belongs_to_the_only_task_of_its_topic() -> 
     in_world(scenario)
 
 
-def test_message_of_an_unknown_task_is_tried_again_and_dies_with_the_reason() -> None:
+def test_message_of_an_unknown_task_is_retried_then_dies_with_the_reason() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def one() -> None: ...
@@ -236,13 +241,13 @@ def test_leases_of_a_day_long_handler_are_kept_by_a_heartbeat() -> None:
             await world.until(lambda: worker.totals.done == 5, seconds=90000)
             assert worker.totals.lost == 0
         assert sorted(world.said) == [0, 1, 2, 3, 4]  # each once
-        assert extends in range(286, 292)  # one for all of them, each third of the visibility
+        assert extends in range(286, 292)  # one call for all of them, after each third of the visibility
         assert await world.is_empty()
 
     in_world(scenario)
 
 
-def test_hung_async_handler_is_cancelled_at_its_timeout_and_tried_again() -> None:
+def test_hung_async_handler_is_cancelled_at_its_timeout_and_retried() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs", timeout=60, max_retries=0)
         async def hang() -> None:
@@ -279,7 +284,7 @@ def test_coroutine_that_ignores_cancellation_is_abandoned_and_frees_its_slot() -
         await stubborn.enqueue()
         async with world.worker(concurrency=1, visibility=30) as worker:
             await world.until(lambda: worker.totals.abandoned == 1)
-            await world.until(lambda: worker.totals.done == 1)  # the same message, when its lease had run out
+            await world.until(lambda: worker.totals.done == 1)  # the same message, after its lease expired
             free.set()
             await world.until(lambda: worker.totals.abandoned == 0)
         assert worker.totals.timed_out == 1
@@ -354,7 +359,7 @@ def test_unextendable_lease_counts_as_lost_when_it_expires() -> None:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_drain_finishes_running_messages_and_leases_no_more() -> None:
+def test_drain_finishes_running_handlers_and_stops_leasing() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def nap(n: int) -> None:
@@ -386,7 +391,7 @@ def test_drain_releases_messages_after_the_grace_without_an_attempt() -> None:
     in_world(scenario)
 
 
-def test_drain_releases_a_message_that_waits_for_a_place() -> None:
+def test_drain_releases_a_message_that_waits_for_a_slot() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def nap() -> None:
@@ -397,7 +402,7 @@ def test_drain_releases_a_message_that_waits_for_a_place() -> None:
             world.said.append("rare")
 
         async with world.worker(concurrency=1) as worker:
-            await asyncio.sleep(1)  # both topics are waited for
+            await asyncio.sleep(1)  # it waits for both topics
             await nap.enqueue()
             await world.until(lambda: worker.running == 1)
             await rare.enqueue()
@@ -412,7 +417,7 @@ async def _is_leased(world: World) -> bool:
     return (await world.counts("other"))[2] == 1
 
 
-def test_worker_with_too_many_runs_left_behind_stops() -> None:
+def test_worker_with_too_many_abandoned_runs_stops() -> None:
     async def scenario(world: World) -> None:
         free = asyncio.Event()
 
@@ -493,7 +498,7 @@ def test_redelivery_to_the_same_worker_ends_the_run_of_its_lost_lease() -> None:
         real = world.broker.extend
 
         async def deaf(messages: Any, seconds: float) -> None:
-            if loop.time() < 13:  # as if it had answered, so that only the second pop tells
+            if loop.time() < 13:  # as if it had been answered; only the second pop reports the loss
                 for message in messages:
                     message._deadline_ms += 10_000
                 return
@@ -503,13 +508,13 @@ def test_redelivery_to_the_same_worker_ends_the_run_of_its_lost_lease() -> None:
         async with world.worker(visibility=12) as worker:
             await world.until(lambda: worker.totals.done == 1)
         assert [what for what, _ in world.said] == ["begun", "ended", "begun", "ended"]
-        assert 12 <= world.said[1][1] == world.said[2][1] < 14  # the first is stopped as the second begins
+        assert 12 <= world.said[1][1] == world.said[2][1] < 14  # the first is cancelled as the second begins
         assert worker.totals.lost == 1
 
     in_world(scenario)
 
 
-def test_timeout_that_outlasts_the_lease_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_timeout_longer_than_lease_max_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs", timeout=100)
         async def long() -> None: ...
@@ -581,7 +586,7 @@ def test_worker_without_the_consume_right_finishes_then_fails() -> None:
 # --- around runs ------------------------------------------------------------------------------------------------------
 
 
-def test_middleware_wraps_each_run_first_outermost() -> None:
+def test_first_declared_middleware_is_outermost() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def note(n: int) -> str:

@@ -1,4 +1,4 @@
-"""A worker in trouble: cancelled from outside, its topic gone in an outage, clocks that jump, handlers that refuse."""
+"""Worker failures: cancellation, a topic deleted during an outage, clock jumps, handlers that swallow errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heapline.contract.errors import TopicNotFound, UnavailableError
 from tests.unit.client.tasks.rig import World, in_world
 
 
-def test_cancelled_worker_stops_its_handlers_and_gives_their_messages_back() -> None:
+def test_cancelled_worker_stops_its_handlers_and_releases_their_messages() -> None:
     async def scenario(world: World) -> None:
         @world.app.task(topic="jobs")
         async def nap() -> None:
@@ -128,7 +128,7 @@ def test_handler_that_swallows_a_lost_lease_is_settled_once() -> None:
                 await asyncio.sleep(1000)
             except asyncio.CancelledError:
                 world.said.append("swallowed")
-                raise ValueError("nothing that a worker should tell the broker") from None
+                raise ValueError("an error that is not from the broker") from None
 
         await stubborn.enqueue()
         async with world.worker(visibility=30, concurrency=1) as worker:
@@ -137,7 +137,7 @@ def test_handler_that_swallows_a_lost_lease_is_settled_once() -> None:
             await world.broker.bury(run.lease.message, reason="by another")
             await world.until(lambda: world.said and not worker.running)
             assert worker.totals.retried == worker.totals.buried == worker.totals.done == 0
-            assert worker.slots.free == 0 or worker.slots.free == 1  # its place is back, or waits for work
+            assert worker.slots.free == 0 or worker.slots.free == 1  # its slot is free, or waits for work
         (dead,) = await world.broker.dlq_list("jobs")
         assert dead.reason == "by another"
 
@@ -147,7 +147,7 @@ def test_handler_that_swallows_a_lost_lease_is_settled_once() -> None:
 def test_app_keeps_no_broker_of_a_closed_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As asgiref's async_to_sync does it in Django: a loop a call."""
+    """Like asgiref's async_to_sync in Django: one loop per call."""
 
     class Client:
         alive = 0

@@ -1,7 +1,7 @@
-"""Workers in virtual time against whatever may happen: slow, failing and stubborn handlers, a broker that stalls.
+"""Workers in virtual time against random faults: slow, failing and uncancellable handlers, a broker that stalls.
 
-Checked of every history: each message is done or dead in the end, no two handlers hold one message within a lease, no
-place is lost, and what the workers count is what happened.
+Checked after every history: each message is done or dead, no two handlers hold one message within a lease, no slot
+is lost, and the workers' counts match the events.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VISIBILITY = 9.0
 
 
 class Story:
-    """One seed's world: what handlers do, what the broker does, and what was seen."""
+    """One seed's run: what handlers do, what the broker does, and what was observed."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -42,7 +42,7 @@ class Story:
         async def troubled(*args: Any, **kwargs: Any) -> Any:
             now = asyncio.get_running_loop().time()
             if name == "extend" and not self.calm and self.rng.random() < 0.2:
-                self.deaf_until = now + 2 * VISIBILITY  # leases run out, while others can take what they were for
+                self.deaf_until = now + 2 * VISIBILITY  # leases expire while other workers can take the messages
             if name == "extend" and now < self.deaf_until:
                 raise heapline.DeadlineExceeded(name)
             if not self.calm and self.rng.random() < 0.15:
@@ -81,7 +81,7 @@ class Story:
             seconds = self.rng.choice([0.0, 0.1, 3.0, 15.0, 35.0])
             await task.enqueue(seconds, how, priority=n % 3, delay=self.rng.choice([None, 5.0]))
         workers = []
-        for _ in range(3):  # one after the other, the first ones stopped in the midst of it
+        for _ in range(3):  # one after the other; the first ones are stopped in the middle
             worker = self.world.app.worker(concurrency=3, visibility=VISIBILITY, grace=self.rng.choice([0.0, 10.0]))
             workers.append(worker)
             running = asyncio.ensure_future(worker.run())
@@ -112,7 +112,7 @@ def test_every_message_is_done_or_dead_and_never_run_by_two_within_a_lease(seed:
         assert len(story.runs) == MESSAGES
         for runs in story.runs.values():
             runs.sort(key=lambda run: run["start"])
-            assert len({run["token"] for run in runs}) == len(runs)  # a lease is worked on once
+            assert len({run["token"] for run in runs}) == len(runs)  # each lease is handled once
             for before, after in pairwise(runs):
                 assert after["start"] >= before["end"], (before, after)
         for worker in workers:
