@@ -86,10 +86,11 @@ class Audit(Observer):
             correlation_id=request.correlation_id,
         )
 
-    def logged_in(self, email: str, error: BaseException | None) -> None:
-        """Record a login; see `DirectoryGuard.on_login`."""
+    def logged_in(self, subject: str, error: BaseException | None) -> None:
+        """Record a login; see `StoreGuard.on_login`."""
         if error is None or self._may_write_rejection():
-            self._write(ANONYMOUS.subject if error else f"user:{email}", "Login", about=email, outcome=_outcome(error))
+            about = subject.partition(":")[2]
+            self._write(ANONYMOUS.subject if error else subject, "Login", about=about, outcome=_outcome(error))
 
     def _may_write_rejection(self) -> bool:
         if not self._rejections.room(self._clock.boot_ms()):

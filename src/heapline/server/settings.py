@@ -59,6 +59,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     # waiting pops; otherwise they would continue to lease messages that no client receives.
     grpc_keepalive: Annotated[float, Meta(ge=0.1, le=7200)] = 30.0
     token_lifetime: Annotated[float, Meta(ge=60, le=7 * 86400)] = 900.0  # seconds that a login's token is valid
+    session_lifetime: Annotated[float, Meta(ge=60, le=30 * 86400)] = 43200.0  # seconds, of a browser's session
     broker: dict[str, Any] = {}  # fields of BrokerConfig (log) or SqlConfig (sql), by name
     tls_certificate: Path | None = None  # PEM, with intermediates; None: no TLS, on loopback only
     tls_key: Path | None = None  # its private key, mode 0600
@@ -83,6 +84,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def token_ms(self) -> int:
         return round(self.token_lifetime * 1000)
+
+    @property
+    def session_ms(self) -> int:
+        return round(self.session_lifetime * 1000)
 
     def limits(self) -> Limits:
         return Limits(**{f.name: getattr(self, f.name) for f in fields(Limits)})

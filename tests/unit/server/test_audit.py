@@ -131,8 +131,8 @@ async def test_slow_audit_disk_does_not_block_calls(rig: Rig, monkeypatch: pytes
 
 
 async def test_login_leaves_a_line_whether_it_succeeds_or_not(rig: Rig) -> None:
-    rig.auditing.logged_in("ann@example.org", None)
-    rig.auditing.logged_in("ann@example.org", Unauthenticated("no"))
+    rig.auditing.logged_in("user:ann@example.org", None)
+    rig.auditing.logged_in("user:ann@example.org", Unauthenticated("no"))
     assert [(line["who"], line["about"], line["outcome"]) for line in await rig.lines()] == [
         ("user:ann@example.org", "ann@example.org", "ok"),
         ("unknown", "ann@example.org", "Unauthenticated"),

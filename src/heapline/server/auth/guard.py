@@ -22,11 +22,11 @@ from heapline.journal.disk import Disk
 from heapline.logs import Log
 from heapline.server.auth.keys import KeyRing, Keys, with_key
 from heapline.server.auth.passwords import AT_ONCE, Argon2id, Hasher
-from heapline.server.auth.principals import Principal, derive_secret
+from heapline.server.auth.principals import LOCAL, Principal, derive_secret
 from heapline.server.auth.secret import PrivateDisk, Secret, SessionToken, refuse_readable_by_others
 from heapline.server.auth.shared_store import SharedDocument, SharedStore
 from heapline.server.auth.store import ADMIN_KEY_FILE, AuthFile, AuthStore, DirectoryStore, KeyRecord, key_id_of
-from heapline.server.auth.users import TOKEN_MS, Sessions, Users
+from heapline.server.auth.users import TOKEN_MS, Sessions, Users, is_current
 
 ADMIN_SCOPE = "*:produce,consume,admin"
 CREDENTIAL_MAX = 4096
@@ -37,6 +37,7 @@ NO_CREDENTIAL = (
 )
 log = Log(__name__)
 T = TypeVar("T")
+OnLogin = Callable[[str, BaseException | None], None]  # receives the subject, and why it was not logged in
 
 
 class StoreGuard:
@@ -53,7 +54,7 @@ class StoreGuard:
         self._sessions = Sessions(self.store, hasher, self._pool, token_ms)
         self._writing: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
-        self.on_login: Callable[[str, BaseException | None], None] | None = None  # receives every attempt
+        self.on_login: OnLogin | None = None  # receives every attempt to log in with a password
 
     async def authenticate(self, credential: str | None) -> Principal:
         if not credential:
@@ -73,10 +74,10 @@ class StoreGuard:
             token = await self._sessions.login(email, password)
         except BaseException as error:  # a client that disconnects has not logged in either
             if self.on_login is not None:
-                self.on_login(email, error)
+                self.on_login(f"user:{email}", error)
             raise
         if self.on_login is not None:
-            self.on_login(email, None)
+            self.on_login(f"user:{email}", None)
         return token
 
     async def run_change(self, work: Callable[[], T], allowed: Callable[[], None] = lambda: None) -> T:
@@ -96,7 +97,6 @@ class StoreGuard:
         return derive_secret(bytes.fromhex(self.store.file.signing_secret), purpose)
 
     def is_valid(self, principal: Principal) -> bool:
-        kind, _, name = principal.subject.partition(":")
         try:
             self.store.refresh()
         except UnavailableError:  # for now: the caller may retry with the same credential
@@ -104,13 +104,19 @@ class StoreGuard:
         except (HeaplineError, OSError) as error:
             log.error("cannot read keys and users; closing open streams", cause=type(error).__name__)
             return False
-        if kind == "key":
-            now = self.store.key_principal(name)
-        elif kind == "user" and self._sessions.is_current(principal):
-            now = self._sessions.principal_of(name)
-        else:
-            return kind == "local"
+        if principal.subject == LOCAL.subject:
+            return True
+        expires = principal.expires_at is not None or principal.subject.startswith("user:")
+        if expires and not is_current(principal, self.store.clock.wall_ms()):
+            return False
+        now = self.principal(principal.subject)
         return now is not None and (now.scopes, now.token_epoch) == (principal.scopes, principal.token_epoch)
+
+    def principal(self, subject: str) -> Principal | None:
+        kind, _, name = subject.partition(":")
+        if kind == "user":
+            return self._sessions.principal_of(name)
+        return self.store.key_principal(name) if kind == "key" else None
 
     def why_unready(self) -> str | None:
         """Return why no caller can be checked now, or None if they can."""

@@ -82,7 +82,8 @@ class Principal(msgspec.Struct, frozen=True):
 
     subject: str  # "key:<id>", "user:<email>", "local"
     scopes: tuple[Scope, ...]
-    expires_at: int | None = None  # of a token, in wall ms
+    issued_at: int = 0  # these two: of a token or a browser session, in wall ms
+    expires_at: int | None = None
     token_epoch: int = 0  # of the token's user; any change to the user raises it
 
     def may(self, right: Right | None, topic: str | None) -> bool:
@@ -111,6 +112,9 @@ class Guard(Protocol):
 
         Raise UnavailableError if that cannot be determined now.
         """
+
+    def principal(self, subject: str) -> Principal | None:
+        """Return the principal that this subject has now, or None if it is unknown, revoked or disabled."""
 
     def secret(self, purpose: str) -> bytes:
         """Return a secret of 32 bytes for this purpose. Processes that share the keys share the secret."""
@@ -141,6 +145,9 @@ class NoAuthGuard:
 
     def is_valid(self, principal: Principal) -> bool:
         return True
+
+    def principal(self, subject: str) -> Principal | None:
+        return LOCAL if subject == LOCAL.subject else None
 
     def secret(self, purpose: str) -> bytes:
         return derive_secret(self._secret, purpose)

@@ -140,17 +140,8 @@ class Sessions:
         return record.hash if record is not None and record.disabled_at is None else None
 
     def _token(self, record: UserRecord) -> SessionToken:
-        now = self._store.clock.wall_ms()
-        expires = (now + self._token_ms) // 1000
-        claims = {
-            "sub": record.email,
-            "iat": now // 1000,
-            "exp": expires,
-            "jti": secrets.token_urlsafe(12),
-            "epoch": record.token_epoch,
-        }
-        text = jwt.encode(claims, bytes.fromhex(self._store.file.signing_secret), algorithm=ALGORITHM)
-        return SessionToken(text, expires * 1000)
+        claims = new_claims(record.email, record.token_epoch, self._store.clock.wall_ms(), self._token_ms)
+        return SessionToken(sign(claims, bytes.fromhex(self._store.file.signing_secret)), claims.expires_at)
 
     def recognize(self, token: str) -> Principal:
         """Return the principal of a token.
@@ -169,28 +160,17 @@ class Sessions:
                 self._verified.popitem(last=False)
         else:
             self._verified.move_to_end(digest)
-        if not self.is_current(principal):
+        if not is_current(principal, self._store.clock.wall_ms()):
             self._verified.pop(digest, None)
             raise Unauthenticated(TOKEN_REJECTED)
         return principal
 
     def _verify(self, token: str, file: AuthFile) -> Principal:
-        try:
-            # The library would use its own clock; the times are checked below with the given one.
-            options: Any = {"require": list(CLAIMS), "verify_exp": False, "verify_iat": False, "verify_nbf": False}
-            secret = bytes.fromhex(file.signing_secret)
-            claims = jwt.decode(token, secret, algorithms=[ALGORITHM], options=options)
-        except jwt.PyJWTError:
-            raise Unauthenticated(TOKEN_REJECTED) from None
-        email, issued, expires, epoch = claims["sub"], claims["iat"], claims["exp"], claims["epoch"]
-        if not all(type(value) is int for value in (issued, expires, epoch)):
+        claims = read_token(token, bytes.fromhex(file.signing_secret), self._token_ms)
+        principal = None if claims is None else self.principal_of(claims.subject)
+        if claims is None or principal is None or principal.token_epoch != claims.epoch:
             raise Unauthenticated(TOKEN_REJECTED)
-        if issued * 1000 > self._store.clock.wall_ms() + CLOCK_SKEW_MS:
-            raise Unauthenticated(TOKEN_REJECTED)
-        principal = self.principal_of(email)
-        if principal is None or principal.token_epoch != epoch:
-            raise Unauthenticated(TOKEN_REJECTED)
-        return msgspec.structs.replace(principal, expires_at=expires * 1000)
+        return claims.apply_to(principal)
 
     def principal_of(self, email: str) -> Principal | None:
         """Return the principal of a user, or None if the user is unknown or disabled."""
@@ -199,7 +179,52 @@ class Sessions:
             return None
         return Principal(f"user:{email}", parse_scopes(record), token_epoch=record.token_epoch)
 
-    def is_current(self, principal: Principal) -> bool:
-        """Return whether the principal's token is valid by the wall clock."""
-        now = self._store.clock.wall_ms()
-        return principal.expires_at is not None and now < principal.expires_at <= now + self._token_ms + CLOCK_SKEW_MS
+
+# -- signed tokens -----------------------------------------------------------------------------------------------------
+
+
+class Claims(msgspec.Struct, frozen=True):
+    """What a signed token says: who, when, and the epoch of the user, which must be current. Times in wall ms."""
+
+    subject: str
+    issued_at: int
+    expires_at: int
+    id: str
+    epoch: int
+
+    def apply_to(self, principal: Principal) -> Principal:
+        return msgspec.structs.replace(principal, issued_at=self.issued_at, expires_at=self.expires_at)
+
+
+def new_claims(subject: str, epoch: int, now: int, lifetime_ms: int) -> Claims:
+    issued, expires = now // 1000 * 1000, (now + lifetime_ms) // 1000 * 1000
+    return Claims(subject, issued, expires, secrets.token_urlsafe(12), epoch)
+
+
+def sign(claims: Claims, secret: bytes) -> str:
+    times = {"iat": claims.issued_at // 1000, "exp": claims.expires_at // 1000}
+    body = {"sub": claims.subject, **times, "jti": claims.id, "epoch": claims.epoch}
+    return jwt.encode(body, secret, algorithm=ALGORITHM)
+
+
+def read_token(token: str, secret: bytes, lifetime_ms: int) -> Claims | None:
+    """Return the claims, or None if the signature is wrong or the token lives longer than those issued now.
+
+    Times are not compared with a clock: `is_current` does.
+    """
+    try:
+        options: Any = {"require": list(CLAIMS), "verify_exp": False, "verify_iat": False, "verify_nbf": False}
+        found = jwt.decode(token, secret, algorithms=[ALGORITHM], options=options)
+    except jwt.PyJWTError:
+        return None
+    issued, expires, epoch = found["iat"], found["exp"], found["epoch"]
+    if not all(type(value) is int for value in (issued, expires, epoch)):
+        return None
+    if expires - issued > -(-lifetime_ms // 1000):
+        return None
+    return Claims(found["sub"], issued * 1000, expires * 1000, found["jti"], epoch)
+
+
+def is_current(principal: Principal, now: int) -> bool:
+    """Return whether the principal's token is valid at this wall time. A token from ahead is not: see CLOCK_SKEW_MS."""
+    return principal.expires_at is not None and principal.issued_at - CLOCK_SKEW_MS <= now < principal.expires_at
