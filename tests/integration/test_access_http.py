@@ -27,6 +27,7 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("POST", "/v1/users", {"email": "eve@example.org", "password": PASSWORD, "scopes": ["jobs:consume"]}),
     ("PATCH", f"/v1/users/{EMAIL}", {"disabled": True}),
     ("DELETE", f"/v1/users/{EMAIL}", None),
+    ("POST", "/v1/auth/links", None),
 ]
 
 
@@ -71,6 +72,15 @@ async def test_key_is_made_used_listed_and_revoked(rig: GuardedRig) -> None:
         assert gone.json()["key"]["revoked_at"] is not None
         with pytest.raises(Unauthenticated):
             await worker.enqueue("jobs", b"x")
+
+
+async def test_login_link_starts_one_session_of_its_caller(rig: GuardedRig) -> None:
+    made = await rig.ask("POST", "/v1/auth/links")
+    assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")
+    session = rig.server.sessions.redeem(made.json()["token"])
+    assert session.principal.subject == f"key:{rig.admin_key.split('_')[1]}"
+    with pytest.raises(Unauthenticated):
+        rig.server.sessions.redeem(made.json()["token"])
 
 
 async def test_keys_and_users_come_in_pages(rig: GuardedRig) -> None:

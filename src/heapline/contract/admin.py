@@ -123,6 +123,18 @@ class DisableUser(Command[OneUser]):
     email: str
 
 
+class LoginLink(Struct, frozen=True):
+    token: Annotated[
+        str, Meta(description="starts one session of a browser; it appears in this answer and nowhere else")
+    ]
+    expires_at: datetime
+
+
+@auth_call(id=0xA8, rpc="CreateLoginLink", http="POST /v1/auth/links", repeat=Repeat.ONCE, audit=(), status=201)
+class CreateLoginLink(Command[LoginLink]):
+    """Create a link that logs one browser in as the caller, once and soon."""
+
+
 class AuditLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of the audit log: who made which call, and how it ended."""
 

@@ -28,6 +28,7 @@ from heapline.server.audit import Audit, AuditLog
 from heapline.server.auth.commands import AuthCommands
 from heapline.server.auth.guard import DirectoryGuard, StoreGuard
 from heapline.server.auth.principals import Guard, NoAuthGuard
+from heapline.server.auth.sessions import BrowserSessions
 from heapline.server.auth.tls import TlsFiles, grpc_credentials, reloading_context
 from heapline.server.dispatcher import Dispatcher, Handler
 from heapline.server.gate import Gate, Observer, Request
@@ -79,10 +80,13 @@ class Server:
         self.gate = Gate(guard, self._observers(), settings.limits(), self._clock)
         if isinstance(guard, StoreGuard):
             guard.on_login = self.audit.logged_in
+        guard_clock = guard.store.clock if isinstance(guard, StoreGuard) else self._clock
+        self.sessions = BrowserSessions(guard, guard_clock, settings.session_ms)
+        self.sessions.on_login = self.audit.logged_in
         self._subscriptions = Subscriptions()
         traced = broker if self._provider is None else TracedBroker(broker, self._provider)
         own: dict[type[Any], Handler] = {
-            **AuthCommands(guard).handlers(),
+            **AuthCommands(guard, self.sessions).handlers(),
             ReadAudit: self.audit.read,
             GroupLeave: self._leave_group,
         }

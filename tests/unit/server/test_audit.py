@@ -59,7 +59,7 @@ async def test_administration_leaves_a_line_each_and_daily_business_none(rig: Ri
     assert {
         "MakeHeap", "UpdateHeapConfig", "DeleteHeap", "Purge", "Pause", "Resume", "SetPartitionThrottled", "Snapshot",
         "DlqReplay", "DlqDelete", "CreateGroup", "DeleteGroup", "ResetOffsets", "GroupDeadReplay", "GroupDeadDelete",
-        "CreateKey", "RevokeKey", "CreateUser", "UpdateUser", "DisableUser",
+        "CreateKey", "RevokeKey", "CreateUser", "UpdateUser", "DisableUser", "CreateLoginLink",
         "CreateSchedule", "PauseSchedule", "ResumeSchedule", "DeleteSchedule",
         "StartReplay", "CancelReplay", "ForgetBatch", "ForgetSink",
     } == set(calls)  # fmt: skip

@@ -22,6 +22,7 @@ from heapline.contract.message import from_ms
 from heapline.server.auth.guard import StoreGuard
 from heapline.server.auth.principals import Guard, Principal, check_included, parse_scope
 from heapline.server.auth.secret import Secret
+from heapline.server.auth.sessions import BrowserSessions
 from heapline.server.auth.store import KeyRecord, UserRecord, parse_scopes
 from heapline.server.auth.users import canonical_email
 from heapline.server.dispatcher import Handler
@@ -31,8 +32,8 @@ _Place = tuple[Annotated[datetime, Meta(tz=True)], str]  # of a key among all ke
 
 
 class AuthCommands:
-    def __init__(self, guard: Guard) -> None:
-        self._guarded = guard
+    def __init__(self, guard: Guard, sessions: BrowserSessions) -> None:
+        self._guarded, self._sessions = guard, sessions
 
     @property
     def _guard(self) -> StoreGuard:
@@ -49,6 +50,7 @@ class AuthCommands:
             admin.CreateUser: self.create_user,
             admin.UpdateUser: self.update_user,
             admin.DisableUser: self.disable_user,
+            admin.CreateLoginLink: self.create_login_link,
         }
 
     # -- keys ------------------------------------------------------------------------------------------------------
@@ -105,6 +107,10 @@ class AuthCommands:
 
     async def disable_user(self, command: admin.DisableUser, request: Request) -> admin.OneUser:
         return await self._change(command.email, request, lambda record: None, {"disabled": True})
+
+    async def create_login_link(self, command: admin.CreateLoginLink, request: Request) -> admin.LoginLink:
+        link = self._sessions.mint_link(request.caller)
+        return admin.LoginLink(link.token.reveal(), from_ms(link.expires_at))
 
     async def _change(
         self, email: str, request: Request, allowed: Callable[[UserRecord], None], changes: dict[str, Any]

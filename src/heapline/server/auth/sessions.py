@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from heapline.clock import Clock
 from heapline.contract.errors import BadRequest, Unauthenticated
 from heapline.server.auth.guard import OnLogin, StoreGuard
-from heapline.server.auth.principals import Guard, Principal
+from heapline.server.auth.principals import ANONYMOUS, Guard, Principal
 from heapline.server.auth.secret import KEY, Secret
 from heapline.server.auth.users import Claims, is_current, new_claims, read_token, sign
 
@@ -61,7 +61,7 @@ class BrowserSessions:
         self._secret, self._csrf_secret = guard.secret("browser session"), guard.secret("csrf")
         #: Cookies ignore ports: two servers on one host need two names, and servers that share users one.
         self.cookie_name = f"heapline_{guard.secret('cookie name').hex()[:8]}"
-        self._links: dict[bytes, tuple[str, int]] = {}  # digest -> subject and expiry, oldest first
+        self._links: dict[bytes, tuple[Principal, int]] = {}  # digest -> who, and expiry; oldest first
         self._ended: dict[str, int] = {}  # id of a session -> its expiry, oldest first
         self.on_login: OnLogin | None = None  # as the guard's, for keys and links
 
@@ -95,18 +95,19 @@ class BrowserSessions:
         if len(self._links) >= LINKS_MAX:
             del self._links[next(iter(self._links))]
         link = LoginLink(Secret(secrets.token_urlsafe(32)), now + valid_ms)
-        self._links[_digest(link.token.reveal())] = principal.subject, link.expires_at
+        self._links[_digest(link.token.reveal())] = principal, link.expires_at
         return link
 
     def redeem(self, token: str) -> Session:
         """Start the session of a link, which is then used up. Raise Unauthenticated if it is not valid."""
-        subject, expires_at = self._links.pop(_digest(token), ("", 0))
-        principal = self._guard.principal(subject) if self._clock.wall_ms() < expires_at else None
-        if principal is None:
+        minted_for, expires_at = self._links.pop(_digest(token), (ANONYMOUS, 0))
+        principal = self._guard.principal(minted_for.subject)
+        is_same = principal is not None and principal.token_epoch == minted_for.token_epoch
+        if principal is None or not is_same or self._clock.wall_ms() >= expires_at:
             error = Unauthenticated(LINK_REJECTED)
-            self._report(subject, error)
+            self._report(minted_for.subject, error)
             raise error
-        self._report(subject, None)
+        self._report(minted_for.subject, None)
         return self.start(principal)
 
     def start(self, principal: Principal) -> Session:

@@ -211,6 +211,14 @@ async def test_link_expires_and_ends_with_its_key() -> None:
         browser.sessions.redeem(revoked.token.reveal())
 
 
+async def test_link_of_a_user_ends_with_a_new_password() -> None:
+    browser = Browser()
+    link = browser.sessions.mint_link((await browser.of_user()).principal)
+    browser.rig.guard.users.change(EMAIL, password=Secret("another password"))
+    with pytest.raises(Unauthenticated):
+        browser.sessions.redeem(link.token.reveal())
+
+
 async def test_number_of_links_is_bounded_and_the_newest_work() -> None:
     browser = Browser()
     principal = (await browser.of_key()).principal
