@@ -35,14 +35,14 @@ fi
 endef
 
 # `make run` needs the server alone: a tenth of the download of the development environment.
-$(RUNNABLE): pyproject.toml constraints.txt hatch_build.py src/heapline/_accelerator.c $(wildcard proto/heapline/v1/*.proto)
+$(RUNNABLE): pyproject.toml constraints.txt hatch_build.py src/heapline/dashboard/third_party.toml src/heapline/_accelerator.c $(wildcard proto/heapline/v1/*.proto)
 	$(MAKE_VENV)
 	@if [ -e $(READY) ]; then extra=dev; else extra=server; fi; \
 	  echo "Installing Heapline ($$extra) into .venv …"; \
 	  $(PIP) install --constraint constraints.txt --editable ".[$$extra]"
 	@touch $@
 
-$(READY): pyproject.toml constraints.txt hatch_build.py src/heapline/_accelerator.c $(wildcard proto/heapline/v1/*.proto)
+$(READY): pyproject.toml constraints.txt hatch_build.py src/heapline/dashboard/third_party.toml src/heapline/_accelerator.c $(wildcard proto/heapline/v1/*.proto)
 	$(MAKE_VENV)
 	@echo "Installing Heapline and its development tools into .venv …"
 	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
@@ -53,7 +53,12 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: setup
-setup: $(READY) ## Create .venv and install everything into it
+setup: $(READY) ## Create .venv and install everything into it, and the browser that tests need
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Installing chromium …"; apt-get install -qq -y chromium >/dev/null; \
+	  else false; fi; \
+	} || echo "Tests of the dashboard are skipped without a browser; install one: apt-get install chromium"
 
 .PHONY: run
 run: $(RUNNABLE) ## Install the server, then serve ./data until Ctrl-C
@@ -124,4 +129,5 @@ constraints: $(READY) ## Pin the installed versions in constraints.txt
 clean: ## Remove .venv and all generated files
 	rm -rf .venv dist build .bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -f src/heapline/wire/heapline.binpb src/heapline/_accelerator.abi3.so
+	rm -rf src/heapline/dashboard/static/vendor tests/browser/vendor
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
