@@ -160,16 +160,8 @@ def fetch_front_end(root: Path, for_tests: bool = False) -> None:
     vendor = root / VENDOR
     with tempfile.TemporaryDirectory(prefix="front-end.") as name:
         directory = Path(name)
-        _run(
-            [
-                *_npm(),
-                "pack",
-                "--silent",
-                "--pack-destination",
-                name,
-                *(f"{p['name']}@{p['version']}" for p in packages),
-            ]
-        )
+        names = [f"{package['name']}@{package['version']}" for package in packages]
+        _run([*_npm(), "pack", "--silent", "--pack-destination", name, *names])
         made = directory / "vendor"
         made.mkdir()
         for package in packages:
@@ -179,7 +171,7 @@ def fetch_front_end(root: Path, for_tests: bool = False) -> None:
             if "icons" in package:
                 (made / "icons.svg").write_text(_sprite(package["icons"], members))
             for path, target in package.get("test_files", {}).items():
-                (root / TEST_VENDOR).mkdir(exist_ok=True)
+                (root / TEST_VENDOR).mkdir(parents=True, exist_ok=True)
                 (root / TEST_VENDOR / target).write_bytes(members[f"package/{path}"])
         (made / STAMP).write_text(_pins_digest(root))
         shutil.rmtree(vendor, ignore_errors=True)
