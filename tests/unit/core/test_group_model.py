@@ -70,12 +70,12 @@ class GroupMachine(RuleBasedStateMachine):
         for id in moved:
             model.positions[id] += 1 << 40
         self.groups.moved(p, i64(moved), i64(model.positions[id] for id in moved))
-        self.save()  # the event itself is the engine's, and not in this log
+        self.save()  # the event itself belongs to the engine and is not in this log
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def work(self, p: int) -> None:
-        """There should be something out, if anybody is there to take it."""
+        """Make sure that rows are in flight, if the group has a member."""
         owner = self.group.members.owners.get(p)
         if not self.models[p].out and owner is not None:
             self.fill(self.models[p], 1, 2)
@@ -151,7 +151,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     def failed(self, p: int, offsets: list[int], events: list[GroupFailed | GroupDead]) -> None:
         model = self.models[p]
-        waits = {1: 150, 2: 300}  # back-off of 200 and 400 ms, a quarter less by jitter
+        waits = {1: 150, 2: 300}  # backoff of 200 and 400 ms, less a quarter of jitter
         for offset in offsets:
             failures = model.failed[offset].failures + 1 if offset in model.failed else 1
             model.fail(offset, self.now + waits.get(failures, 0), CONFIG.max_retries)
@@ -182,7 +182,7 @@ class GroupMachine(RuleBasedStateMachine):
         assert set(self.group.members.leases) == set(self.beats)
         self.change(self.group.decide_hand_over(self.now))
         after = self.group.next_deadline(self.now)
-        assert after is None or after > self.now, "all that time brings was seen to"
+        assert after is None or after > self.now, "everything that is due was processed"
 
     @rule(p=PARTITIONS, to=st.integers(0, 30))
     def reset(self, p: int, to: int) -> None:
@@ -273,7 +273,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 1 << 30))
     def go_on(self, seed: int, steps_max: int = 25) -> None:
-        """Many steps at once: a row dies only of several failures, and rules drawn one by one seldom get there."""
+        """Many steps in one rule: a row dies only after several failures, and single rules rarely get there."""
         dice = Random(seed)
         for _ in range(steps_max):
             p, member, mask = dice.randrange(3), dice.choice(NAMES), dice.getrandbits(24)
@@ -308,7 +308,7 @@ class GroupMachine(RuleBasedStateMachine):
             assert not [o for o in model.undone() if o < offsets.committed]
             assert offsets.count == len([o for o in model.ids if o < offsets.committed])
             assert offsets.lag(len(model.ids)) == model.lag()
-            assert offsets.committed >= self.reached[p], "it never goes back"
+            assert offsets.committed >= self.reached[p], "it never decreases"
             self.reached[p] = offsets.committed
             assert offsets.outstanding == len(model.out)
             assert {*offsets.holds().offsets.tolist()} == model.dead | {o for o, f in model.failed.items() if f.back}
@@ -334,8 +334,8 @@ def decode(data: bytes) -> AnyEvent:
 
 
 @settings(max_examples=25, deadline=None)
-@given(start=st.integers(0, 20), seed=st.integers(0, 1 << 30))
-def test_long_histories_lose_no_row_and_give_none_to_two(start: int, seed: int) -> None:
+@given(start=st.integers(0, 18), seed=st.integers(0, 1 << 30))  # the engine refuses a start beyond the end, 18
+def test_long_histories_lose_no_row_and_never_deliver_one_to_two_members(start: int, seed: int) -> None:
     machine = GroupMachine()
     machine.create(start, set(NAMES))
     machine.go_on(seed, 150)
