@@ -213,7 +213,7 @@ class Entries:
         if clean and len(ids) <= FEW_ROWS:
             few = self.heap.pop_few(len(ids))
             if [id for _, id, _ in few] != ids.tolist():
-                raise Replay(f"partition {self.number}: the journal leased others than those that were first")
+                raise Replay(f"partition {self.number}: the journal leased messages that were not first")
             positions = [row[2] & ~ATTEMPTS_MAX | count for row, count in zip(few, attempts, strict=True)]
             return [key for key, _, _ in few], positions
         rows = self.heap.pop(len(ids))
@@ -227,7 +227,7 @@ class Entries:
             good = self.good_ready(rows.keys, rows.ids, rows.positions)
             found = rows.ids[good]
             if not np.array_equal(found, ids[have : have + len(found)]):
-                raise Replay(f"partition {self.number}: the journal leased others than those that were first")
+                raise Replay(f"partition {self.number}: the journal leased messages that were not first")
             # Update immediately: from now on an equal entry after it is stale.
             self.relocate(found.tolist(), LEASED, rows.positions[good].tolist())
             parts.append((rows.keys[good], rows.positions[good]))

@@ -1,4 +1,4 @@
-"""A consumer group as dictionaries and sets: what tests compare the real one with."""
+"""A consumer group as dictionaries and sets, the model for the tests of the real one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def i64(values: Any) -> I64:
 
 
 def spread(members: Sequence[str], partitions: Sequence[int], before: Shares) -> dict[str, list[int]]:
-    """Each member keeps what it has, up to its fair share; the rest goes to the member that has least."""
+    """Each member keeps its partitions up to its fair share; the rest goes to the member that has fewest."""
     most = -(-len(partitions) // len(members))
     shares = {m: [p for p in before.get(m, ()) if p in partitions][:most] for m in members}
     for p in sorted(set(partitions) - {p for some in shares.values() for p in some}):
@@ -48,14 +48,14 @@ class Model:
 
     end: int = 0
     ids: dict[int, int] = field(default_factory=dict)  # stream rows: offset -> id
-    positions: dict[int, int] = field(default_factory=dict)  # id -> where its record lies
+    positions: dict[int, int] = field(default_factory=dict)  # id -> position of its record
     done: set[int] = field(default_factory=set)
     failed: dict[int, Failed] = field(default_factory=dict)
     dead: set[int] = field(default_factory=set)
     out: dict[int, Out] = field(default_factory=dict)
-    forgotten: list[tuple[int, Out]] = field(default_factory=list)  # may still be worked on
+    forgotten: list[tuple[int, Out]] = field(default_factory=list)  # may still be processed
     seen: set[int] = field(default_factory=set)  # was delivered at least once
-    floor: int = 0  # nothing below was promised in order
+    floor: int = 0  # below it, the order is not guaranteed
 
     def append(self, gap: int, rows: int, id: int) -> None:
         self.end += gap
@@ -73,7 +73,7 @@ class Model:
         return [offset for offset in self.ids if offset not in self.done]
 
     def expected(self, credits: int, end: int | None, now: int) -> list[tuple[int, int]]:
-        """(offset, attempt) of the next hand-out."""
+        """Return (offset, attempt) of the next delivery."""
         due = [(f.due, offset) for offset, f in self.failed.items() if offset not in self.out and f.due <= now]
         rows = [(offset, self.failed[offset].failures + 1) for _, offset in sorted(due)]
         if end is not None:
@@ -88,7 +88,7 @@ class Model:
             assert not others, "another member may still be processing it"
             if offset not in self.seen:
                 before = [o for o in self.ids if self.floor <= o < offset and o not in self.seen]
-                assert not before, "first deliveries go in order"
+                assert not before, "first deliveries are in order"
                 self.seen.add(offset)
             self.out[offset] = Out(member, deadline)
 

@@ -1,4 +1,4 @@
-"""A group on its own: one member, one partition, every event kept."""
+"""A group by itself: one member, one partition, every event recorded."""
 
 from __future__ import annotations
 

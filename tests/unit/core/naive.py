@@ -1,7 +1,7 @@
-"""The naive partition: a dict of messages and sorted lists, plain enough to be believed at sight.
+"""The naive partition: a dict of messages and sorted lists, simple enough to be checked by reading.
 
-It says what the words mean (who is next, what a token is worth, when something ends), and checks each thing that time
-is said to have brought about against those words. It knows nothing of heaps, wheels, positions or stale entries.
+It defines the terms (which message is next, whether a token is valid, when something ends) and checks each event
+caused by time against them. It has no heaps, wheels, positions or stale entries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from heapline.core.lifecycle import GONE
 from heapline.core.now import Now
 
 LIVING = ("ready", "delayed", "leased", "dead")
-#: Aging at this rate moves a key by exactly one unit of 1/1024 a millisecond, so that the model needs no rounding.
+#: Aging at this rate moves a key by exactly one unit of 1/1024 per millisecond, so the model needs no rounding.
 AGING_RATE = 1000 / 1024
 AGED_PRIORITY_MAX = (1 << 52) - 1
 WINDOW, PENDING, UNTIL_ACK = range(3)
@@ -39,13 +39,13 @@ class NaiveMessage:
     due: int = 0  # while delayed
     wall: bool = False  # due is wall time
     ttl_ms: int = 0
-    expires: int = 0  # 0 = never
+    expires: int = 0  # 0 = none
     expires_wall: bool = False
     max_retries: int | None = None
     attempts: int = 0  # deliveries so far that count
     lease: NaiveLease | None = None
     was_leased: bool = False
-    lapsed: bool = False  # its time to live was seen to end while it was leased
+    lapsed: bool = False  # its time to live ended while it was leased
     fairness: str | None = None
     turn: int = 0  # on a topic where fairness keys take turns
     retries: bool = False  # it waits for a retry
@@ -79,7 +79,7 @@ class NaiveProducer:
 
 
 class NaiveTurns:
-    """A key's next turn at a priority is one after its last, or after the last that was served there."""
+    """Return a key's next turn at a priority: one after its last, or after the last that was served there."""
 
     def __init__(self) -> None:
         self.now: dict[int, int] = {}
@@ -106,7 +106,7 @@ class NaivePartition:
         self.producers: dict[str, NaiveProducer] = {}
         self.turns = NaiveTurns()
 
-    # -- looking ---------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def place_in_line(self, m: NaiveMessage) -> tuple[int, ...]:
         """Smallest first. Python's ints do not overflow, so MAX is plain negation here."""
@@ -126,7 +126,7 @@ class NaivePartition:
         return len(self.inside(state))
 
     def line(self) -> list[NaiveMessage]:
-        """All that are ready and whose fairness key has a slot left for them, best first."""
+        """Return all ready messages whose fairness key has a free slot, best first."""
         line = sorted(self.inside("ready"), key=self.place_in_line)
         limit = self.config.max_inflight_per_key
         if not limit:
@@ -147,13 +147,13 @@ class NaivePartition:
         return lease is not None and lease.token == token
 
     def split(self, ids: Sequence[int], tokens: Sequence[int]) -> tuple[list[int], list[int]]:
-        """(ids that are held, each once; ids that are not)."""
+        """Return (ids that are held, each once; ids that are not)."""
         pairs = list(zip(ids, tokens, strict=True))
         held = list(dict.fromkeys(id for id, token in pairs if self.held(id, token)))
         return held, [id for id, token in pairs if not self.held(id, token)]
 
     def changes_in(self, now: Now) -> list[int]:
-        """Milliseconds until each thing that time alone will do; those already due are 0 or less."""
+        """Return the milliseconds until each event that time alone causes; those already due are 0 or less."""
         waits = [m.lease.deadline - now.steady for m in self.messages.values() if m.lease is not None]
         waits += [m.due - clock(now, m.wall) for m in self.inside("delayed")]
         for m in self.inside("ready", "delayed", "leased"):
@@ -164,7 +164,7 @@ class NaivePartition:
     # -- commands --------------------------------------------------------------------------------------------------
 
     def become_ready(self, m: NaiveMessage) -> None:
-        """It gets the next turn of its fairness key."""
+        """Make it ready with the next turn of its fairness key."""
         if self.config.fairness == "keys":
             m.turn = self.turns.take(m.priority, m.fairness)
 
@@ -173,7 +173,7 @@ class NaivePartition:
         told = m.turn
         if not m.due:
             self.become_ready(m)
-        assert told in (0, m.turn), "it was given another turn than its key's next"
+        assert told in (0, m.turn), "its turn is not the next one of its key"
         m.state = "delayed" if m.due else "ready"
         if m.ttl_ms:
             m.expires, m.expires_wall = (m.due or m.enqueued_at) + m.ttl_ms, bool(m.due) and m.wall
@@ -181,7 +181,7 @@ class NaivePartition:
 
     def lease(self, id: int, lease: NaiveLease) -> None:
         m = self.messages[id]
-        assert m.state == "ready", "only what is ready is delivered"
+        assert m.state == "ready", "only ready messages are delivered"
         assert m.lease is None, "a message has one lease at most"
         m.state, m.lease, m.was_leased = "leased", lease, True
         m.attempts += 1
@@ -192,11 +192,11 @@ class NaivePartition:
         assert m.attempts <= self.deliveries_max(m), "a message was delivered more often than allowed"
 
     def deliveries_max(self, m: NaiveMessage) -> int:
-        # The default may be lowered while messages are out, so the bound for those is what any default allows.
+        # The default may be lowered while messages are leased, so the bound for those is what any default allows.
         return 251 if m.max_retries is None else m.max_retries + 1
 
     def ack(self, ids: Sequence[int], tokens: Sequence[int], now: Now) -> tuple[list[int], list[int]]:
-        """(ids that were acked; ids whose token is worth nothing). Acked lately with this token: all is well."""
+        """Return (ids that were acked; ids with an invalid token). A recent ack with the same token succeeds again."""
         lost = [
             id
             for id, token in zip(ids, tokens, strict=True)
@@ -211,7 +211,7 @@ class NaivePartition:
         return held, lost
 
     def fate(self, id: int) -> str:
-        """What becomes of a leased message that comes back unprocessed."""
+        """Decide what a leased message becomes when it returns unprocessed."""
         m = self.messages[id]
         limit = self.config.max_retries_default if m.max_retries is None else m.max_retries
         if m.lapsed:
@@ -221,7 +221,7 @@ class NaivePartition:
         return "waits"
 
     def retry_due(self, id: int, now: Now, backoff_ms: int | None) -> int:
-        """When it is ready again, 0 = at once. The tests' jitter is always in the middle."""
+        """Return when it is ready again, 0 = immediately. The tests' jitter is always in the middle."""
         backoff, attempts = self.config.backoff, self.messages[id].attempts
         if backoff_ms is None:
             backoff_ms = round(min(backoff.max, backoff.base * backoff.factor ** (attempts - 1)) * 1000)
@@ -268,7 +268,7 @@ class NaivePartition:
         m.ended_at, m.end_reason = at, reason
 
     def reschedule(self, id: int, now: Now, *, priority: int | None, due: int | None, wall: bool) -> None:
-        """What is not given stays. A moment that has passed means now; the time to live counts from the due time."""
+        """Omitted values stay. A past time means now; the time to live counts from the due time."""
         m = self.messages[id]
         assert m.is_waiting
         before = m.priority, m.state
@@ -297,7 +297,7 @@ class NaivePartition:
             self.become_ready(m)
         m.expires, m.expires_wall = ((due or now.steady) + m.ttl_ms if m.ttl_ms and restart_ttl else 0), False
 
-    # -- what time is said to have done ----------------------------------------------------------------------------
+    # -- events caused by time -----------------------------------------------------------------------------------------
 
     def fire(self, ids: Sequence[int], wall: bool, now: Now) -> None:
         first = self.timers(wall)[: len(ids)]
@@ -311,7 +311,7 @@ class NaivePartition:
 
     def time_out(self, id: int, now: Now, becomes: str) -> None:
         m = self.messages[id]
-        assert m.lease is not None, "a lease ended that no worker holds"
+        assert m.lease is not None, "a lease ended that does not exist"
         assert m.lease.deadline <= now.steady, "a lease ended early"
         assert self.fate(id) == becomes
         self.come_back(id, now, None, "lease expired", "lease expired")

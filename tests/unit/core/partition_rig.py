@@ -1,7 +1,7 @@
 """A real partition and the naive one side by side: every command goes to both.
 
-What the real one decides is compared with what the naive one expects, then applied. `check` (rig_checks) compares all
-that can be seen of the two; `replayed` and `thawed` (rig_journal) build the partition again from what was kept.
+The decision of the real one is compared with that of the naive one, then applied. `check` (rig_checks) compares
+everything visible in both; `replayed` and `thawed` (rig_journal) rebuild the partition from what was recorded.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Rig(BatchRig):
     def pop(
         self, *counts: int, visibility: int = 30_000, holder: str | None = None, request: str | None = None
     ) -> list[int]:
-        """Serve pops of these sizes in one event; returns the ids, best first."""
+        """Serve pops of these sizes in one event; return the ids, best first."""
         counts = counts or (1,)
         rows = self.p.eligible(sum(counts))
         ids: list[int] = rows.ids.tolist()
-        assert ids == [m.id for m in self.model.line()[: sum(counts)]], "the best come first, and nothing else comes"
+        assert ids == [m.id for m in self.model.line()[: sum(counts)]], "the best are served, in order, and no others"
         grants: list[Grant] = []
         for number, count in enumerate(counts):
             share = min(count, len(ids) - sum(g.count for g in grants))
@@ -138,7 +138,7 @@ class Rig(BatchRig):
         self.now = Now(self.now.steady + ms, self.now.wall + ms)
 
     def advance_to(self, id: int) -> None:
-        """To the moment at which a delayed message is due."""
+        """Advance to the time at which a delayed message is due."""
         m = self.model.messages[id]
         assert m.state == "delayed"
         self.advance(m.due - clock(self.now, m.wall))
@@ -147,19 +147,19 @@ class Rig(BatchRig):
         self.now = Now(self.now.steady, wall)
 
     def tick(self, limit: int = 1000, turns: int = 10_000) -> list[AnyEvent]:
-        """Let time do what is due, `turns` decisions of it. Each must be right; at the end none may lack."""
+        """Process what is due, in `turns` decisions. Each must be correct; at the end none may be missing."""
         done: list[AnyEvent] = []
         for _ in range(turns):
             events = self.p.decide_tick(self.now, limit, self.take_seq)
-            for _ in range(1000):  # left-over entries are passed over in pieces
+            for _ in range(1000):  # stale entries are skipped in slices
                 if events or self.p.next_wake_in(self.now) != 0:
                     break
                 events = self.p.decide_tick(self.now, limit, self.take_seq)
             if not events:
                 waits = self.model.changes_in(self.now)
-                assert not [w for w in waits if w <= 0], "something that is due was left undone"
+                assert not [w for w in waits if w <= 0], "an event that is due did not happen"
                 wake = self.p.next_wake_in(self.now)
-                assert wake is None or wake > 0, "it would wake again at once, for nothing"
+                assert wake is None or wake > 0, "it would wake again immediately without work"
                 break
             for event in events:
                 assert event.rows() <= limit
@@ -168,7 +168,7 @@ class Rig(BatchRig):
         return done
 
     def emit_observed(self, event: AnyEvent) -> None:
-        """Check an event that time brought about against the model, then apply it to both."""
+        """Check an event caused by time against the model, then apply it to both."""
         self.emit(event)
         model, now = self.model, self.now
         if isinstance(event, Fired) and event.ids is not None:
@@ -186,7 +186,7 @@ class Rig(BatchRig):
             for id in event.ids.tolist():
                 model.time_out(id, now, "dead" if event.kept else "dropped")
         else:
-            assert isinstance(event, Expired), f"time alone brings about no {event}"
+            assert isinstance(event, Expired), f"time alone cannot cause {event}"
             self._observe_expired(event)
 
     def _observe_expired(self, event: Expired) -> None:
@@ -198,10 +198,10 @@ class Rig(BatchRig):
             else:
                 self.model.expire(id, STOOD[stood], self.now)
 
-    # -- by hand ---------------------------------------------------------------------------------------------------
+    # -- changes to single messages --------------------------------------------------------------------------------
 
     def waiting(self, id: int) -> Found | None:
-        """What the broker asks before it cancels or reschedules."""
+        """Return what the broker checks before it cancels or reschedules."""
         found = self.p.entries.find(id)
         return None if found is None or found.place in (LEASED, DEAD) else found
 
@@ -216,7 +216,7 @@ class Rig(BatchRig):
         return True
 
     def reschedule(self, id: int, *, priority: int | None = None, due: int | None = None, wall: bool = False) -> bool:
-        """As `engine/lookup.py` does it: the record's facts, unless the message was touched since."""
+        """Like `engine/lookup.py`: the fields in the record, unless the message was changed since."""
         found = self.waiting(id)
         assert (found is not None) == self.model.messages[id].is_waiting
         if found is None:
@@ -274,7 +274,7 @@ class Rig(BatchRig):
         self.emit(ConfigChanged(msgspec.json.encode(self.config)))
 
     def everywhere(self) -> None:
-        """The partition, and those that its journal and a snapshot lead to, are all as the model says."""
+        """Check that the partition, and those rebuilt from its journal and from a snapshot, equal the model."""
         self.check(self.replayed().partitions[0], look=True)
         if self.snapshot is not None:
             self.check(self.thawed().partitions[0], look=True)

@@ -1,4 +1,4 @@
-"""Prepared batches of the partition rig: parts that wait in the real partition and, as plain lists, in the model."""
+"""Prepared batches of the partition rig: parts in the real partition and, as plain lists, in the model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BatchRig(EnqueueRig):
         return [row.message.id for parts in self.batches.values() for rows in parts.values() for row in rows]
 
     def prepare(self, batch: str, part: str, *messages: Outgoing) -> list[int]:
-        """Prepare those that are neither duplicates nor in doubt; returns their ids."""
+        """Prepare the messages that are neither duplicates nor in doubt; return their ids."""
         columns = Columns(messages)
         prints = np.array([len(m.payload) for m in messages], dtype=np.uint32)
         status = np.zeros(len(messages), dtype=np.int8)
@@ -60,7 +60,7 @@ class BatchRig(EnqueueRig):
         return rows["id"].tolist() if len(new) else []
 
     def _doubts(self, names: list[str], batch: str | None) -> dict[int, str]:
-        """Which keys another batch has prepared: the partition and the model must agree."""
+        """Return which keys another batch has prepared; partition and model must agree."""
         doubts = self.p.entries.prepared.hashes_in_doubt([key_hash(name) for name in names], batch)
         held = {
             row.name: of for of, parts in self.batches.items() if of != batch
@@ -79,7 +79,7 @@ class BatchRig(EnqueueRig):
         return NaivePrepared(message, name, NaiveKey(message.id, print_, scope, expires))
 
     def commit(self, batch: str, parts: list[str]) -> list[int]:
-        """Commit exactly these parts; returns the ids that became visible. None if two of them contradict."""
+        """Commit exactly these parts; return the ids that became visible, or None if two parts contradict."""
         named = [row for part in parts for row in self.batches[batch][part]]
         first: dict[str, NaivePrepared] = {}
         visible, contradiction = [], False

@@ -1,4 +1,4 @@
-"""Comparing all that can be seen of a partition with the naive one."""
+"""Compare everything visible of a partition with the naive one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.core.rig_journal import PLACES, JournalRig
 
 class CheckingRig(JournalRig):
     def check(self, p: Partition | None = None, look: bool = False) -> None:
-        """All that can be seen of the partition is as the model says. `look` also asks who is next."""
+        """Check that the partition equals the model. With `look`, also the next messages."""
         p = p or self.p
         model = self.model
         assert p.entries.ready == model.count("ready")
@@ -62,7 +62,7 @@ class CheckingRig(JournalRig):
         return int(self.topic.layout.pack(segment, place, int(size), m.attempts))
 
     def _check_bookkeeping(self, p: Partition) -> None:
-        """Nothing is kept of messages that are gone."""
+        """Check that nothing is kept of removed messages."""
         messages = self.model.messages
         living = {m.id for m in messages.values() if m.is_living}
         assert {id for id, m in messages.items() if m.lapsed} == p.entries.lapsed
@@ -81,11 +81,11 @@ class CheckingRig(JournalRig):
         assert p.entries.reasons.keys() <= living
 
     def prepared_ids(self) -> list[int]:
-        """Messages in parts of batches that are not decided."""
+        """Return the messages in parts of undecided batches."""
         return []
 
     def _check_parked(self, p: Partition) -> None:
-        """Where a key has f free slots, the heap holds its f best messages, or all of them; and leases are counted."""
+        """If a key has f free slots, the heap holds its f best messages, or all of them; and leases are counted."""
         assert p.fairness is not None
         assert p.entries.key_hashes is not None
         living = [m for m in self.model.messages.values() if m.is_living]
@@ -127,4 +127,4 @@ class CheckingRig(JournalRig):
         wake, waits = p.next_wake_in(self.now), self.model.changes_in(self.now)
         if waits:
             assert wake is not None
-            assert wake < max(0, min(waits)) + p.entries.delays.tick_ms, "it would sleep for too long"
+            assert wake < max(0, min(waits)) + p.entries.delays.tick_ms, "it would wake too late"

@@ -1,4 +1,4 @@
-"""Enqueues of the partition rig, judged by sequence and key as the broker judges them."""
+"""Enqueues of the partition rig, deduplicated by sequence and key as in the broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.core.rig_checks import CheckingRig
 
 class EnqueueRig(CheckingRig):
     def enqueue(self, *messages: Outgoing, producer: str | None = None, answered_below: int = 0) -> list[int]:
-        """Enqueue those that are no duplicates; returns their ids. A producer speaks in its current epoch."""
+        """Enqueue the messages that are not duplicates; return their ids. A producer uses its current epoch."""
         columns = Columns(messages)
         prints = np.array([len(m.payload) for m in messages], dtype=np.uint32)
         status = np.zeros(len(messages), dtype=np.int8)
@@ -66,7 +66,7 @@ class EnqueueRig(CheckingRig):
                 allowed = {DUPLICATE if first[1] == int(prints[i]) else CONFLICT}
             if (aged and first is not None) or (aged and seq < max(known.seqs, default=-1)):
                 allowed |= {STALE}
-            assert verdict.status[i] in allowed, "a sequence was judged otherwise than it should be"
+            assert verdict.status[i] in allowed, "wrong verdict on a sequence"
             if verdict.status[i] in (DUPLICATE, CONFLICT):
                 assert first is not None
                 assert verdict.first_ids[i] == first[0]
@@ -80,7 +80,7 @@ class EnqueueRig(CheckingRig):
         for row, i in enumerate(keyed):
             known = self.model.known_key(names[row], self.now)
             expected = NEW if known is None else DUPLICATE if known.print == int(prints[i]) else CONFLICT
-            assert verdict.status[row] == expected, f"key {names[row]} was judged otherwise than it should be"
+            assert verdict.status[row] == expected, f"key {names[row]} got the wrong verdict"
             if known is not None:
                 assert verdict.first_ids[row] == known.id
         status[keyed] = np.maximum(status[keyed], verdict.status)

@@ -1,6 +1,6 @@
-"""The ground that the partition rig stands on: a real partition, the naive one, and a journal that is a list.
+"""The base of the partition rig: a real partition, the naive one, and a list as the journal.
 
-Events are encoded, kept and applied; what was kept builds the partition again, from the start or from a snapshot, as a
+Events are encoded, recorded and applied. The records rebuild the partition from the start or from a snapshot, as a
 restart would. Records have positions but no bytes: their rows are kept in a dict.
 """
 
@@ -43,14 +43,14 @@ START = 1_790_000_000_000
 RECORD_BYTES = 1024
 PLACES = {READY: "ready", DELAYED: "delayed", LEASED: "leased", DEAD: "dead"}
 STOOD = {0: "ready", 1: "delayed", FROM_LEASE: "leased"}
-#: So small that a dozen messages make runs, lanes, slots and far runs.
+#: So small that a dozen messages create runs, lanes, slots and far runs.
 TINY_HEAP = {"front_rows": 6, "slice_rows": 5, "small_rows": 4, "singles_rows": 7, "fan_in": 2, "block_rows": 3}
 TINY_WHEEL = Sizes(slots=3, fan_bits=1, chunk_rows=8, head_rows=4, slice_rows=2)
 _WHEELS = (("delays", False), ("calendar", True), ("ttls", False), ("ttls_wall", True))
 
 
 class Entry(NamedTuple):
-    """An event as it would stand in the journal."""
+    """An event as the journal would store it."""
 
     data: bytes
     at: int
@@ -61,7 +61,7 @@ class Entry(NamedTuple):
 
 class Snapshot(NamedTuple):
     frozen: freezing.Frozen
-    entries: int  # of the log, that it stands for
+    entries: int  # the number of log rows that it takes
 
 
 def middle(count: int) -> npt.NDArray[np.float64]:
@@ -77,7 +77,7 @@ def fresh_topic(config: TopicConfig, now: Now) -> Topic:
 
 
 def shrink(p: Partition, now: Now) -> None:
-    """Give heap and wheels sizes at which few rows reach every path."""
+    """Set sizes of heap and wheels at which few rows reach every path."""
     p.entries.heap = RunHeap.from_runs(p.entries.heap.runs(), **TINY_HEAP)
     for name, wall in _WHEELS:
         wheel: TimingWheel = getattr(p.entries, name)
@@ -99,7 +99,7 @@ class JournalRig:
         self.where: dict[int, tuple[int, int]] = {}  # id -> segment, byte
         self.segment, self._at = 1, 512
         self.reached: set[tuple[str, str, str]] = set()
-        self.streamed: set[int] = set()  # messages that have had their place in the stream
+        self.streamed: set[int] = set()  # messages that have their offset in the stream
         self.old_tokens: list[tuple[int, int]] = []
         self._seq = 1
 
@@ -114,12 +114,12 @@ class JournalRig:
         return self._seq - count
 
     def emit(self, event: AnyEvent, rows: Any = None, positions: Any = None, fairness: Any = None) -> None:
-        """Keep an event and apply it; what it does to states must stand in the table of the lifecycle."""
+        """Record an event and apply it; its state changes must be in the lifecycle table."""
         self.log.append(Entry(encode_event(event), self.now.steady, rows, positions, fairness))
         ids = self._ids_of(event, rows)
         before = {id: self.state_of(id) for id in ids}
         shown = stream_of(event, self.p.state.offset, rows, positions).ids.tolist() if self.config.streams else []
-        assert self.streamed.isdisjoint(shown), "a message takes its place in the stream once"
+        assert self.streamed.isdisjoint(shown), "a message enters the stream once"
         self.streamed.update(shown)
         self.p.state.apply(event, self.now.steady, rows, positions, fairness)
         kind = KIND_NAMES[type(event)]
@@ -128,10 +128,10 @@ class JournalRig:
             if isinstance(event, Extended | Moved):
                 assert step[1] == step[2], f"{kind} changes no state"
             else:
-                assert step in ALLOWED, f"{step} is no transition of the lifecycle"
+                assert step in ALLOWED, f"{step} is not a transition of the lifecycle"
                 self.reached.add(step)
             if step[2] == "ready" and self.config.streams:
-                assert id in self.streamed, "a message takes its place in the stream when it first falls due"
+                assert id in self.streamed, "a message enters the stream when it first becomes due"
         assert all(self.state_of(id) != "delayed" for id in shown)
 
     def _ids_of(self, event: AnyEvent, rows: Any) -> list[int]:
@@ -152,7 +152,7 @@ class JournalRig:
         return "" if gone is None else gone.how
 
     def allot(self, rows: Any) -> Any:
-        """Places for records, one behind the other."""
+        """Positions for records, one after the other."""
         places = self._at + np.arange(len(rows), dtype=np.int64) * RECORD_BYTES
         self._at += len(rows) * RECORD_BYTES
         for id, place in zip(rows["id"].tolist(), places.tolist(), strict=True):
@@ -162,26 +162,26 @@ class JournalRig:
     def roll(self) -> None:
         self.segment, self._at = self.segment + 1, 512
 
-    # -- upkeep ----------------------------------------------------------------------------------------------------
+    # -- maintenance ---------------------------------------------------------------------------------------------------
 
     def move(self, ids: Sequence[int]) -> None:
-        """Write the records of these living messages again, as a rewrite of their segment would."""
+        """Rewrite the records of these live messages, as a rewrite of their segment would."""
         rows = np.array([self.records[id] for id in ids])
         self.emit(Moved(0, 0, len(rows)), rows, self.allot(rows))
 
     def take_snapshot(self, blob_rows_min: int = 4096) -> None:
-        """Freeze now; the bytes are made when they are needed, as an I/O thread would."""
+        """Freeze now and encode the bytes later, as an I/O thread would."""
         with mock.patch.object(freezing, "BLOB_ROWS_MIN", blob_rows_min):
             self.snapshot = Snapshot(freezing.freeze(self.topic, len(self.log)), len(self.log))
 
     def replayed(self) -> Topic:
-        """The topic that the whole journal leads to."""
+        """Return the topic rebuilt from the whole journal."""
         topic = fresh_topic(self.config, Now(START, START))
         self._replay_onto(topic, 0)
         return topic
 
     def thawed(self) -> Topic:
-        """The topic that the last snapshot and the journal behind it lead to."""
+        """Return the topic rebuilt from the last snapshot and the journal after it."""
         assert self.snapshot is not None
         frozen, entries = self.snapshot
         topic = fresh_topic(self.config, self.now)
@@ -198,5 +198,5 @@ class JournalRig:
         topic.settle()
 
     def restart(self, topic: Topic) -> None:
-        """Go on with this one instead."""
+        """Continue with this topic instead."""
         self.topic = topic

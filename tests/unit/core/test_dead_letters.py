@@ -1,4 +1,4 @@
-"""Dead letters in the order of their deaths, next to a sorted list; and what a page of them costs."""
+"""Dead letters in the order of their deaths, compared with a sorted list; and the cost of a page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def column(values: Any) -> npt.NDArray[np.int64]:
 
 
 def thaw(letters: DeadLetters) -> DeadLetters:
-    """Return what a snapshot keeps."""
+    """Return the content of a snapshot."""
     return DeadLetters.from_state(msgspec.msgpack.decode(Frozen(letters.to_state(), {}).encode()))
 
 
@@ -36,7 +36,7 @@ class Model:
         self.next_id = 1
 
     def bury(self) -> None:
-        """Add messages in any order of their ids, often in the instant of those before."""
+        """Add messages in any order of their ids, often at the same time as earlier ones."""
         self.at += self.random.choice((0, 0, 0, 1, 500))
         count = self.random.choice((1, 3, 700, 2500))
         ids = [id for id in range(self.next_id, self.next_id + 2 * count) if id not in self.rows]
@@ -115,7 +115,7 @@ def test_rows_keep_their_attempts_when_their_records_move() -> None:
 
 
 class CountedChunks(list[Any]):
-    """The chunks of a table, counting the rows of those that are read."""
+    """The chunks of a table; counts the rows of those that are read."""
 
     rows_read = 0
 

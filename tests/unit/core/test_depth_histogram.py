@@ -1,4 +1,4 @@
-"""A census counts as one would by looking at every message, and looks at few."""
+"""The histogram equals a count of all messages, and reads few of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def by_priority(census: Census, ordering: Ordering) -> list[int]:
     return census.depths(cuts).tolist()
 
 
-def test_buckets_cover_all_priorities_and_mirror_each_other() -> None:
+def test_buckets_cover_all_priorities_symmetrically() -> None:
     assert (PRIORITY_LOWS[0], PRIORITY_HIGHS[-1]) == (-(1 << 63), (1 << 63) - 1)
     assert [high + 1 for high in PRIORITY_HIGHS[:-1]] == PRIORITY_LOWS[1:] == sorted(PRIORITY_LOWS[1:])
     buckets = list(zip(PRIORITY_LOWS, PRIORITY_HIGHS, strict=True))[1:-1]
@@ -109,7 +109,9 @@ def test_due_histogram_equals_a_count_of_every_message(rows: list[tuple[bool, in
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=60), max_size=6), st.integers(0, 100))
-def test_oldest_ready_is_exact_until_rows_are_taken_and_never_too_young(batches: list[list[int]], popped: int) -> None:
+def test_oldest_ready_is_exact_until_rows_are_popped_and_never_too_recent(
+    batches: list[list[int]], popped: int
+) -> None:
     heap, rng = RunHeap(**TINY), np.random.default_rng(1)
     rows: list[tuple[int, int]] = []
     for batch in batches:
@@ -129,7 +131,7 @@ def test_oldest_ready_changes_when_its_block_is_consumed() -> None:
     heap = RunHeap()
     count = 3 * BLOCK_ROWS
     keys = np.arange(count)
-    ids = 1_000_000 - keys  # the first to be served are the youngest
+    ids = 1_000_000 - keys  # the newest messages are served first
     ids[10] = 1
     heap.push(keys, ids, ids)
     census = of(heap)
@@ -168,7 +170,7 @@ class Counted(np.ndarray):
 
 
 def rows_read_by_census(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Rows that the second census of so many messages reads, half of them delayed."""
+    """Return the number of rows read by the second call on this many messages, half of them delayed."""
     rng, heap, wheel = np.random.default_rng(5), RunHeap(), TimingWheel(NOW.steady)
     for start in range(0, count // 2, 5000):
         ids = np.arange(start, start + 5000)
@@ -194,7 +196,7 @@ def test_statistics_of_a_million_rows_read_few_more_than_of_ten_thousand(monkeyp
     few, many = rows_read_by_census(10_000, monkeypatch), rows_read_by_census(1_000_000, monkeypatch)
     assert 100 < few < 5000
     assert many < 5000, "of a million"
-    assert many < 10 * few, "for a hundred times the messages: there are more runs, but not in proportion"
+    assert many < 10 * few, "a hundred times the messages are more runs, but not a hundred times as many"
 
 
 def test_oldest_id_of_a_run_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:

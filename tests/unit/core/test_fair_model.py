@@ -1,6 +1,6 @@
 """A partition where fairness keys take turns and are limited, against the naive one: histories as in
-test_partition_model, with keys, few slots, and limits that come and go. Every step also checks that what is parked is
-no more than what must not be seen (`rig_checks._check_parked`)."""
+test_partition_model, with keys, few slots and changing limits. Every step also checks that exactly the messages that
+must not be delivered are parked (`rig_checks._check_parked`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEYS = ("a", "b", None, "a", "a")
 
 
 def clamped(priority: int) -> int:
-    """Few different ones, so that keys meet; and the ends of the range."""
+    """Few different ones, so that keys collide; and the ends of the range."""
     ends = TURN_PRIORITY_MIN, TURN_PRIORITY_MAX
     return priority if 0 <= priority <= 2 else ends[priority % 2] if priority % 8 == 7 else 1
 

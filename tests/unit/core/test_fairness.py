@@ -1,4 +1,4 @@
-"""Turns, slots and parking, sentence by sentence. Whole histories are in test_fair_model, the contract in
+"""Turns, slots and parking, promise by promise. Whole histories are in test_fair_model, the contract in
 tests/conformance/test_fairness.py."""
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_turns_of_batches_are_those_of_messages_one_by_one(batches: Any, served:
             assert taken.tolist() == [naive.take(p, str(k)) for p, k in batch]
             again.observe(Ordering.with_turns(priorities, taken), keys)
             given_turns += zip(priorities.tolist(), taken.tolist(), strict=True)
-            if number < len(served):  # some message or other is leased
+            if number < len(served):  # any of the ready messages is leased
                 priority, turn = given_turns[served[number] % len(given_turns)]
                 for share in (fair, again):
                     share.advance(column(Ordering.with_turns(priority, turn)))
@@ -108,9 +108,7 @@ def test_turns_of_batches_are_those_of_messages_one_by_one(batches: Any, served:
     served=st.integers(0, 600),
     chunk=st.integers(1, 50),
 )
-def test_new_key_is_served_in_turn_however_long_the_queues_of_others_are(
-    queues: list[int], served: int, chunk: int
-) -> None:
+def test_new_key_is_served_in_turn_despite_long_queues_of_others(queues: list[int], served: int, chunk: int) -> None:
     line = Line()
     for number, length in enumerate(queues):
         line.enqueue(f"old {number}", length)
@@ -151,7 +149,7 @@ def test_turns_stop_at_the_highest_and_never_reach_the_priority() -> None:
     assert (Ordering.with_turns(column(-1, 0, 0), turns) >> 42).tolist() == [-1, 0, 0]
 
 
-def test_turns_behind_virtual_time_are_forgotten() -> None:
+def test_turns_below_virtual_time_are_forgotten() -> None:
     with mock.patch.object(turns, "_TABLE_MIN", 16):
         line = Line()
         fair = line.p.fairness.share
@@ -163,7 +161,7 @@ def test_turns_behind_virtual_time_are_forgotten() -> None:
             while ids := line.pop(1000):
                 line.ack(ids)
             line.p.maintain(NOW, 1000)
-            assert fair.entries <= 80, "keys whose turns are over, and priorities that nothing has"
+            assert fair.entries <= 80, "keys whose turns are past, and priorities without messages"
     assert len(line.p.entries.key_hashes or ()) == 0
 
 
@@ -203,11 +201,11 @@ def test_rank_counts_priorities_only_where_keys_take_turns() -> None:
 
 @pytest.mark.parametrize("blocked", [1_000, 30_000])
 def test_blocked_messages_are_searched_once(blocked: int) -> None:
-    """The work of pops does not grow with the number of messages that are blocked."""
+    """The work of pops does not grow with the number of blocked messages."""
     line = Line(max_inflight_per_key=1)
     line.enqueue("blocked", blocked)
     line.enqueue("free", 1)
-    assert len(line.pop(2)) == 2  # both keys are at their limit now
+    assert len(line.pop(2)) == 2  # both keys are at their limit
     assert line.pop() == []
     others = [line.enqueue(f"key {i}", 1)[0] for i in range(50)]
     looked = 0
@@ -235,8 +233,8 @@ def test_equal_entries_of_a_rescheduled_message_do_not_keep_another_one_parked()
     rig = Rig(fairness="keys", max_inflight_per_key=2)
     first, second, moved, last = rig.enqueue(*[Outgoing(b"", fairness_key="a")] * 4)
     assert rig.pop(4) == [first, second]
-    rig.reschedule(moved, due=rig.now.steady)  # at once: it keeps its turn
-    rig.check(look=True)  # parks it again, beside its old entry
+    rig.reschedule(moved, due=rig.now.steady)  # immediately: it keeps its turn
+    rig.check(look=True)  # parks it again, next to its old entry
     rig.ack(first)
     rig.ack(second)
     assert rig.pop(4) == [moved, last]
@@ -279,7 +277,7 @@ def test_journal_that_leased_a_message_past_one_without_a_key_does_not_replay() 
     line.enqueue(None, 1)
     (wanted,) = line.enqueue("a", 1)
     grants = [Grant(1, NOW.steady + 1000, None, None)]
-    with pytest.raises(Replay, match="others than those that were first"):
+    with pytest.raises(Replay, match="leased messages that were not first"):
         line.p.state.apply(Leased(column(wanted), b"\x01", grants, NOW.steady, 1), NOW.steady)
 
 

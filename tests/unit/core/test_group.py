@@ -1,4 +1,4 @@
-"""Consumer groups: acks in any order, redelivery, dead letters, resets, what is held."""
+"""Consumer groups: acks in any order, redelivery, dead letters, resets, and which segments they need."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_ack_of_rows_not_held_is_reported_and_changes_nothing() -> None:
     assert lost.tolist() == [1]
 
 
-def test_credits_bound_a_hand_out_and_cursor_stops_at_the_next_row() -> None:
+def test_credits_bound_a_delivery_and_cursor_stops_at_the_next_row() -> None:
     rig = Rig()
     assert rig.take(page(3, 6, 9), credits=2) == [(3, 1), (6, 1)]
     assert offsets_of(rig) == (3, 9)
@@ -86,7 +86,7 @@ def test_credits_bound_a_hand_out_and_cursor_stops_at_the_next_row() -> None:
     assert rig.take(page(3, 6, 9), credits=2) == [(9, 1)]
 
 
-def test_page_that_leaves_rows_out_is_refused() -> None:
+def test_page_that_omits_rows_is_refused() -> None:
     rig = Rig()
     late = StreamRows(page(7).rows, 5, 8)
     with pytest.raises(ValueError, match="does not cover the cursor"):
@@ -131,7 +131,7 @@ def test_unacked_row_fails_at_its_deadline() -> None:
     assert rig.take(page(1, 2), now=NOW + 1100) == [(1, 2), (2, 2)]
 
 
-def test_next_deadline_is_that_of_a_delivery_that_is_still_out() -> None:
+def test_next_deadline_is_that_of_a_delivery_in_flight() -> None:
     rig = Rig()
     rig.take(page(1, 2), credits=1)
     rig.take(page(1, 2), credits=1, now=NOW + 50)
@@ -142,7 +142,7 @@ def test_next_deadline_is_that_of_a_delivery_that_is_still_out() -> None:
     assert rig.groups.next_deadline(NOW + 1000) == NOW + 1050
 
 
-def test_time_outs_come_in_slices() -> None:
+def test_timeouts_are_processed_in_slices() -> None:
     rig = Rig()
     rig.take(page(1, 2, 3))
     assert rig.group.overdue(0, NOW + 1000, 2).tolist() == [1, 2]
@@ -299,7 +299,7 @@ def test_observer_shows_lag_and_holds_nothing() -> None:
         rig.group.decide_join("m", spread, NOW)
 
 
-def test_deleted_group_is_gone_and_holds_nothing() -> None:
+def test_deleted_group_holds_nothing() -> None:
     rig = Rig(partitions=3)
     for p, event in rig.groups.decide_delete("g", NOW):
         rig.record(p, event)

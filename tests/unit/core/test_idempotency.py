@@ -37,7 +37,7 @@ def rows_of(verdict: Verdict) -> list[tuple[int, int, int]]:
 
 
 def hash_of(number: int) -> bytes:
-    """Hashes that often share their upper half, as chance never would."""
+    """Hashes that often share their upper half, as random ones never would."""
     digest = hashlib.blake2b(str(number // 3).encode(), digest_size=8).digest()
     return digest + hashlib.blake2b(str(number).encode(), digest_size=8).digest()
 
@@ -172,7 +172,7 @@ def test_key_recorded_again_after_expiry_wins_over_its_old_row(recent: int) -> N
         window = reloaded(window)
 
 
-def test_pending_key_is_free_when_leased_and_until_ack_key_when_gone() -> None:
+def test_pending_key_is_free_when_leased_and_until_ack_key_when_removed() -> None:
     window = KeyWindow()
     record(window, [A], 5, PENDING, expires_at=0)
     record(window, [B], 6, UNTIL_ACK, expires_at=0)
@@ -206,7 +206,7 @@ def many(start: int, n: int) -> list[bytes]:
 
 
 def test_million_scale_shape_keeps_few_runs_and_few_bytes() -> None:
-    """Scaled down by its thresholds: a thousand flushes must not leave a thousand runs to search."""
+    """Scaled down by its thresholds: after a thousand flushes there must not be a thousand runs to search."""
     window = KeyWindow(_recent_max=32, _at_once_max=256)
     for start in range(0, 32_000, 32):
         record(window, many(start, 32), start, expires_at=100)
@@ -252,7 +252,7 @@ def test_damaged_snapshot_is_refused() -> None:
 
 @pytest.mark.parametrize("recent", [1, 2, 8])
 def test_recovery_that_only_records_also_keeps_the_later_row_of_a_key(recent: int) -> None:
-    """Replaying the journal calls record without check, so no time is known that would drop the older row."""
+    """Replaying the journal calls record without check, so the older row is not dropped by time."""
     window = KeyWindow(_recent_max=recent)
     record(window, [A], 5, expires_at=100)
     record(window, [A], 9, expires_at=250)
@@ -272,6 +272,6 @@ def test_run_may_expire_while_it_is_merged() -> None:
     assert window._merge is not None
     window.expire(200)
     assert window._merge is None
-    assert len(window) < 550  # a first slice was merged before the time was known
+    assert len(window) < 550  # a first slice was merged before the time was set
     verdict = window.check(many(0, 1101), column([7] * 1101, np.uint32), 200)
     assert verdict.status.tolist() == [NEW] * 600 + [DUPLICATE] * 501

@@ -75,7 +75,7 @@ def test_ids_strictly_increase_over_any_clock_burst_and_restart(
     assert all(a < b for a, b in itertools.pairwise(seen))
 
 
-def test_observed_id_is_never_made_again_and_a_lower_one_changes_nothing() -> None:
+def test_observed_id_is_never_reused_and_a_lower_one_changes_nothing() -> None:
     ahead = IdMaker(2).take(5, NOW + 1000)
     maker = IdMaker(2)
     maker.observe(int(ahead[-1]))
@@ -118,7 +118,7 @@ def test_ulids_of_a_topic_sort_as_its_ids_do(a: int, b: int, suffix: int) -> Non
 
 
 @given(st.lists(ids_of_any_kind), suffixes)
-def test_batch_spells_each_id_as_alone(message_ids: list[int], suffix: int) -> None:
+def test_batch_formats_each_id_like_a_single_one(message_ids: list[int], suffix: int) -> None:
     assert to_ulids(message_ids, suffix) == [to_ulid(i, suffix) for i in message_ids]
 
 

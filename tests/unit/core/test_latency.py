@@ -1,4 +1,4 @@
-"""Histograms by hand: the right bucket, the right sum, and sums of several."""
+"""Latency histograms: the right bucket, the right sum, and sums of several."""
 
 from __future__ import annotations
 

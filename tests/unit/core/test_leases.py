@@ -1,4 +1,4 @@
-"""Who holds which message until when, against a dict."""
+"""Leases (holder and deadline of each message) against a dict."""
 
 from __future__ import annotations
 
@@ -62,20 +62,20 @@ def test_deadlines_are_those_of_current_leases(commands: list[tuple[str, int, in
 
 
 def test_scan_of_a_long_grant_resumes_where_it_stopped() -> None:
-    """Acks come from the front of a grant; looking for its deadline does not begin at the front each time."""
+    """Acks remove rows from the front of a grant; the search for its deadline does not restart there each time."""
     table = LeaseTable()
     grant(table, list(range(1000)), 0, 50)
     grant(table, [1000], 1000, 60)
     for start in range(0, 1000, 100):
         table.take(range(start, start + 100))
         assert table.next_deadline() == (50 if start < 900 else 60)
-    # The same messages again, due earlier than what is left of their first grant.
+    # The same messages again, due earlier than the rest of their first grant.
     grant(table, [3], 1001, 55)
     assert table.next_deadline() == 55
     assert table.overdue(55, 10) == [3]
 
 
-def test_tokens_tell_leases_of_one_message_apart() -> None:
+def test_tokens_distinguish_leases_of_one_message() -> None:
     table = LeaseTable()
     grant(table, [1], 7, 50)
     assert table.holds(1, 7)
@@ -100,7 +100,7 @@ def test_oldest_requests_are_forgotten_first() -> None:
     for number in range(leases.REQUESTS_MAX):
         grant(table, [number], number, 50, f"r{number}")
     table.take([0])
-    grant(table, [0], 1 << 20, 50, "r0")  # the name is used again: it is the newest now
+    grant(table, [0], 1 << 20, 50, "r0")  # the name is used again, so it is now the newest
     grant(table, [1 << 20], 1 << 21, 50, "new")
     assert table.request("r0") == [0]
     assert table.request("r1") == []
@@ -115,7 +115,7 @@ def test_moved_record_keeps_the_attempts_of_its_lease() -> None:
     assert len(table) == 1
 
 
-def test_slices_of_a_large_grant_that_expires_do_not_walk_all_of_it() -> None:
+def test_slices_of_an_expiring_large_grant_do_not_scan_all_of_it() -> None:
     class Counted(accelerator.twins["LeaseMap"]):  # type: ignore[misc]
         looks = 0
 
@@ -130,4 +130,4 @@ def test_slices_of_a_large_grant_that_expires_do_not_walk_all_of_it() -> None:
         assert len(found) == 100
         table.take(found)
     assert len(table) == 0
-    assert Counted.looks < 5 * 10_000, "each slice looks at its own rows and at those of the one before"
+    assert Counted.looks < 5 * 10_000, "each slice reads its own rows and those of the previous one"

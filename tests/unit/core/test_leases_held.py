@@ -1,4 +1,4 @@
-"""How many leases a holder has is always what a count of the leases says."""
+"""The lease count per holder always equals a count of the leases."""
 
 from __future__ import annotations
 

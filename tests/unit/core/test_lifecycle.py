@@ -1,4 +1,4 @@
-"""The table of the lifecycle is true: nothing else happens, all of it happens, and the page is made from it."""
+"""The lifecycle table is complete: every transition happens, no other does, and the page is generated from it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ SCENARIOS: dict[tuple[str, str, str], Callable[[Rig], object]] = {
 
 def test_every_transition_of_the_table_has_a_scenario() -> None:
     assert SCENARIOS.keys() == ALLOWED
-    assert len(TRANSITIONS) == len(ALLOWED), "a transition stands in the table twice"
+    assert len(TRANSITIONS) == len(ALLOWED), "a transition is in the table twice"
 
 
 @pytest.mark.parametrize("transition", SCENARIOS, ids="-".join)
@@ -116,7 +116,7 @@ def test_transition_is_reached(transition: tuple[str, str, str]) -> None:
 
 
 def test_random_histories_make_no_other_transition() -> None:
-    """Each event that the machine emits is checked against the table (`Rig.emit`); here is what that saw."""
+    """`Rig.emit` checks each event of the machine against the table; this test checks which transitions occurred."""
     reached: set[tuple[str, str, str]] = set()
 
     class Observed(PartitionMachine):
@@ -126,14 +126,14 @@ def test_random_histories_make_no_other_transition() -> None:
 
     run_state_machine_as_test(Observed, settings=settings(max_examples=15, phases=[Phase.generate]))
     assert reached <= ALLOWED
-    assert len(reached) > len(ALLOWED) / 2, "the histories are too tame to prove anything"
+    assert len(reached) > len(ALLOWED) / 2, "the histories reach too few transitions to prove anything"
 
 
 def test_transition_outside_the_table_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rig_journal, "ALLOWED", ALLOWED - {("cancelled", "ready", "cancelled")})
     rig = Rig()
     id = one(rig)
-    with pytest.raises(AssertionError, match="no transition"):
+    with pytest.raises(AssertionError, match="not a transition"):
         rig.cancel(id)
 
 
@@ -143,7 +143,7 @@ def test_table_names_known_events_and_states() -> None:
     assert KIND_NAMES[Cancelled] == "cancelled"
     for transition in TRANSITIONS:
         assert transition.event in kinds
-        assert transition.before in states - set(GONE) | {""}, "nothing comes back from being gone"
+        assert transition.before in states - set(GONE) | {""}, "nothing changes once it is gone"
         assert transition.after in states
 
 
@@ -156,4 +156,4 @@ def test_picture_has_an_arrow_for_each_transition() -> None:
     arrows = lifecycle.mermaid().splitlines()[1:]
     assert len(arrows) == len(TRANSITIONS)
     for arrow in arrows:
-        assert arrow.count(":") == 1, "Mermaid takes one colon a line"
+        assert arrow.count(":") == 1, "Mermaid allows one colon per line"

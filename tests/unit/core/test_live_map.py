@@ -14,7 +14,7 @@ Spot = tuple[int, int]
 
 
 def positions(spots: list[Spot], attempts: int = 0) -> npt.NDArray[np.int64]:
-    """The size class follows the place, so that a record has the same one whenever it is named."""
+    """The size class follows from the place, so that a record always has the same one."""
     return np.array([LAYOUT.pack(s, p * ALIGN, p % 7, attempts) for s, p in spots], dtype=np.int64)
 
 

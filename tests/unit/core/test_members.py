@@ -1,4 +1,4 @@
-"""Members of a group: who reads which partition, and when it changes hands."""
+"""Members of a group: which member reads which partition, and when a partition moves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def take_as(rig: Rig, member: str, now: int = NOW) -> list[Share]:
     return rig.group.take(member, 100, {p: page(1, 2, 3) for p in rig.group.partitions}, now)
 
 
-def test_partition_is_handed_over_only_without_rows_in_flight() -> None:
+def test_partition_moves_only_without_rows_in_flight() -> None:
     rig = Rig(partitions=2)
     assert [share.partition for share in take_as(rig, "m")] == [0, 1]
     rig.record(0, rig.group.decide_join("n", spread, NOW))
@@ -95,7 +95,7 @@ def test_restarted_member_gets_its_rows_again_immediately() -> None:
     assert share.attempts.tolist() == [1, 1, 1]
 
 
-def test_join_moves_as_few_partitions_as_the_assignment_asks() -> None:
+def test_join_moves_only_the_partitions_that_the_assignment_moves() -> None:
     rig = Rig(partitions=6)
     rig.record(0, rig.group.decide_join("n", spread, NOW))
     before = dict(rig.group.members.owners)

@@ -17,7 +17,7 @@ MODES = st.sampled_from(["min", "max"])
 
 
 @given(MODES, INT64, INT64)
-def test_strict_keys_order_as_the_mode_says_over_all_of_int64(mode: str, a: int, b: int) -> None:
+def test_strict_keys_follow_the_mode_over_all_of_int64(mode: str, a: int, b: int) -> None:
     keys = Ordering(mode).keys(np.array([a, b]), np.zeros(2, np.int64))
     assert (keys[0] < keys[1]) == (a < b if mode == "min" else a > b)
     assert keys.tolist() == [Ordering(mode).key(a, 0), Ordering(mode).key(b, 0)]
@@ -30,7 +30,7 @@ def test_strict_key_yields_its_priority(mode: str, priority: int) -> None:
 
 
 def urgency(mode: str, rate: float, priority: int, at_ms: int, now_ms: int) -> Fraction:
-    """Effective priority, exactly; the smaller is served first."""
+    """Return the exact effective priority; the smaller is served first."""
     gained = Fraction(rate) * (now_ms - at_ms) / 1000
     return priority - gained if mode == "min" else -(priority + gained)
 

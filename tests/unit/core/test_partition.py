@@ -1,7 +1,7 @@
-"""What the partition promises, sentence by sentence; and what may be left lying about without being delivered.
+"""The partition's promises, one by one.
 
-Each test drives a real partition and the naive one together (`partition_rig`): a command whose outcome differs from
-the naive one's fails by itself, and `check` compares everything else.
+Each test drives a real partition and the naive one together (`partition_rig`): a command with a different outcome
+fails immediately, and `check` compares everything else.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_ttl_counts_from_the_due_time(wall: bool) -> None:
 
 
 @pytest.mark.parametrize("how", ["nack", "release", "timeout"])
-def test_leased_message_does_not_expire_but_on_its_return_it_does(how: str) -> None:
+def test_leased_message_expires_only_when_its_lease_ends(how: str) -> None:
     rig = Rig()
     (a,) = rig.enqueue(Outgoing(b"", ttl=1))
     rig.pop(visibility=60 * SECOND)
@@ -256,7 +256,7 @@ def test_cancelled_message_is_never_delivered() -> None:
     rig.everywhere()
 
 
-def test_cancel_and_reschedule_leave_leased_dead_and_gone_messages_alone() -> None:
+def test_cancel_and_reschedule_do_not_change_leased_dead_or_removed_messages() -> None:
     rig = Rig()
     a, b, c = rig.enqueue(Outgoing(b""), Outgoing(b""), Outgoing(b""))
     rig.pop(3)
@@ -275,7 +275,7 @@ def test_dlq_replay_resets_attempts_and_restarts_ttl() -> None:
     rig.nack(a)
     rig.advance(DAY)
     rig.tick()
-    assert rig.state_of(a) == "dead", "the dead do not expire"
+    assert rig.state_of(a) == "dead", "dead letters do not expire"
     rig.replay_dead([a])
     rig.everywhere()
     rig.advance(10 * SECOND - 1)
@@ -327,7 +327,7 @@ def test_order_holds_over_all_of_int64() -> None:
 
 
 def test_aging_keeps_its_clock_when_a_message_is_rescheduled_or_replayed() -> None:
-    """A message grows more urgent from when it was enqueued, whatever is done to it afterwards."""
+    """A message becomes more urgent from its enqueue on, whatever is done to it afterwards."""
     rig = Rig(ordering=Aging(AGING_RATE), max_retries_default=0)
     old, dead = rig.enqueue(Outgoing(b"", priority=9), Outgoing(b"", priority=8))
     rig.pop()
@@ -340,7 +340,7 @@ def test_aging_keeps_its_clock_when_a_message_is_rescheduled_or_replayed() -> No
     rig.everywhere()
 
 
-def test_wall_clock_set_back_delays_only_what_waits_for_wall_time() -> None:
+def test_wall_clock_set_back_delays_only_messages_due_by_wall_time() -> None:
     rig = Rig()
     at, later = rig.enqueue(Outgoing(b"", deliver_at=from_ms(START + SECOND)), Outgoing(b"", delay=1))
     rig.advance(2 * SECOND)

@@ -1,7 +1,7 @@
-"""The partition against the naive one: all commands in any order, time that jumps, restarts from journal and snapshot.
+"""The partition against the naive one: all commands in any order, time jumps, restarts from journal and snapshot.
 
-After every step all that can be seen of both is compared (`Rig.check`). What the drawn numbers mean depends on what is
-there: `choose` turns one into a message, so that nearly every step does something.
+After every step everything visible in both is compared (`Rig.check`). Drawn numbers are mapped to existing messages:
+`choose` turns one into a message, so nearly every step does something.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.unit.core.rig_journal import START
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 SECOND, HOUR, DAY, YEAR = 1000, 3_600_000, 86_400_000, 365 * 86_400_000
-LIVING_MAX = 14  # then no more are enqueued: few messages that live through much find more than many
+LIVING_MAX = 14  # then enqueues stop: few messages with long histories find more than many
 STEADY_MAX = START + 30 * YEAR
 
 PRIORITIES = st.one_of(
@@ -33,7 +33,7 @@ PRIORITIES = st.one_of(
     st.sampled_from([INT64_MIN, INT64_MIN + 1, -(1 << 52), -1, 1 << 52, INT64_MAX - 1, INT64_MAX]),
     st.integers(INT64_MIN, INT64_MAX),
 )
-#: Few different ones, so that things often fall due together.
+#: Few different ones, so that several are often due together.
 WAITS = st.sampled_from([1, 100, SECOND, SECOND, 5 * SECOND, 5 * SECOND, DAY, 3 * YEAR])
 JUMPS = st.sampled_from([1, 99, SECOND, 31 * SECOND, HOUR, 2 * DAY, YEAR])
 NUMBERS = st.integers(0, 1 << 16)
@@ -67,8 +67,8 @@ STEPS: list[Step] = []
 
 
 def step(weight: int, when: Callable[[Any], Any] = lambda machine: True, **arguments: Any) -> Callable[[Any], Any]:
-    """Mark a method as something that may happen. A rule of its own for each would be plainer, but Hypothesis leaves
-    whole rules out of a run, and histories without an enqueue are of no use here.
+    """Mark a method as a possible step. One Hypothesis rule per step would be simpler, but Hypothesis omits
+    whole rules from a run, and histories without an enqueue are useless here.
     """
 
     def add(method: Any) -> Any:
@@ -97,13 +97,13 @@ class PartitionMachine(RuleBasedStateMachine):
             START + wall, mode=mode, ordering=Aging(AGING_RATE) if aging else "strict", streams=streams, tick=tick,
             dlq=dlq, backoff=Backoff(base=base), max_retries_default=2, lease_max=120.0, dedup_window=3600.0,
         )  # fmt: skip
-        self.dues: list[tuple[int, int, bool]] = []  # id, due, wall: that messages had
+        self.dues: list[tuple[int, int, bool]] = []  # id, due, wall: past due times of messages
 
     def has(self, *states: str) -> bool:
         return bool(self.rig.model.inside(*states))
 
     def choose(self, number: int, *states: str) -> int:
-        """One of the messages in these states, of which there must be some; now and then one in any state."""
+        """Return a message in one of these states (one must exist); occasionally one in any state."""
         inside = self.rig.model.inside(*states)
         if number % 16 == 15:
             inside = list(self.rig.model.messages.values())
@@ -114,7 +114,7 @@ class PartitionMachine(RuleBasedStateMachine):
         return list(dict.fromkeys(inside[n % len(inside)].id for n in numbers))
 
     def leases(self, numbers: list[int]) -> tuple[list[int], list[int]]:
-        """Ids with tokens that were good once and mostly still are; the same one may come twice."""
+        """Return ids with tokens that were valid once and mostly still are; duplicates are possible."""
         held = [(m.id, m.lease.token) for m in self.rig.model.inside("leased") if m.lease is not None]
         old = self.rig.old_tokens
         pools = [old if n % 8 == 7 else held for n in numbers]
@@ -253,7 +253,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @step(10, number=st.integers(0, 5), off=st.sampled_from([-1, 0, 0, 0, 1]), limit=SMALL)
     def wait_for_something(self, number: int, off: int, limit: int) -> None:
-        """To just before, at or after a moment at which something is due, and then do it."""
+        """Advance to just before, at or after a time at which something is due, then process it."""
         waits = sorted(w + off for w in self.rig.model.changes_in(self.rig.now) if w + off > 0)
         if waits and self.rig.now.steady + waits[number % len(waits)] < STEADY_MAX:
             self.rig.advance(waits[number % len(waits)])
@@ -271,7 +271,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def tick(self, limit: int, turns: int) -> None:
         self.rig.tick(limit, turns)
 
-    # -- by hand ---------------------------------------------------------------------------------------------------
+    # -- changes to single messages ------------------------------------------------------------------------------------
 
     @step(2, when=lambda self: self.has("ready", "delayed"), number=NUMBERS)
     def cancel(self, number: int) -> None:
@@ -297,7 +297,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @step(6, when=lambda self: self.dues, number=NUMBERS, priority=st.sampled_from([None, None, 0, 1]))
     def reschedule_to_an_old_time(self, number: int, priority: Any) -> None:
-        """Back to a due time that it had: stale entries equal to the current one."""
+        """Reschedule to an earlier due time of the message: stale entries equal to the current one."""
         id, due, wall = self.dues[number % len(self.dues)]
         self.rig.reschedule(id, priority=priority, due=due, wall=wall)
 
@@ -322,7 +322,7 @@ class PartitionMachine(RuleBasedStateMachine):
         else:
             self.rig.configure(dlq=dlq, max_retries_default=retries, lease_max=120.0 if what < 5 else 31.0)
 
-    # -- upkeep ----------------------------------------------------------------------------------------------------
+    # -- maintenance ---------------------------------------------------------------------------------------------------
 
     @step(3, when=lambda self: self.has(*LIVING), numbers=st.lists(NUMBERS, min_size=1, max_size=8))
     def move(self, numbers: list[int]) -> None:
@@ -336,7 +336,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @step(2)
     def look(self) -> None:
-        """Asking who is next changes nothing (though it drops stale entries)."""
+        """Reading the next messages changes nothing (though it drops stale entries)."""
         self.rig.check(look=True)
 
     @step(2, blob_rows_min=st.sampled_from([1, 4096]))
@@ -345,7 +345,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @step(4, from_snapshot=st.booleans(), go_on=st.booleans())
     def restart(self, from_snapshot: bool, go_on: bool) -> None:
-        """Load it again; go on with what was loaded, or throw it away once it was compared."""
+        """Load it again; continue with the loaded one, or discard it after comparing."""
         if from_snapshot and self.rig.snapshot is None:
             self.rig.take_snapshot()
         topic = self.rig.thawed() if from_snapshot else self.rig.replayed()

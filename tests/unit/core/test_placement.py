@@ -11,7 +11,7 @@ KEYS = [b"key-%d" % i for i in range(20_000)]
 
 
 def test_golden_placement_never_changes() -> None:
-    """Where messages lie on disk depends on these values: if this fails, the change is wrong, not the test."""
+    """Locations on disk depends on these values: if this fails, the change is wrong, not the test."""
     keys = [b"", b"a", b"user:1", b"user:2", "Zürich".encode(), b"\x00" * 40]
     golden = {
         2: [0, 0, 1, 1, 0, 0],
@@ -40,7 +40,7 @@ def test_key_that_moves_when_a_topic_grows_moves_to_a_new_partition(keys: list[b
 
 
 def test_growing_by_many_equals_growing_one_by_one() -> None:
-    """Where a key lies depends on how many partitions there are, not on how that came about; its share moves."""
+    """The location of a key depends on the number of partitions, not on how it was reached; its share moves."""
     before, after = place(KEYS, 4), place(KEYS, 10)
     share = len(KEYS) * 6 / 10
     assert abs(int((before != after).sum()) - share) < 5 * np.sqrt(share)
@@ -56,7 +56,7 @@ def test_keys_spread_evenly(partitions: int) -> None:
 
 
 @given(st.lists(st.binary(max_size=20), max_size=40), st.integers(1, PARTITIONS_MAX))
-def test_batch_places_each_key_as_alone_and_in_range(keys: list[bytes], partitions: int) -> None:
+def test_batch_places_each_key_like_a_single_one_and_in_range(keys: list[bytes], partitions: int) -> None:
     placed = place(keys, partitions)
     assert placed.tolist() == [place_one(key, partitions) for key in keys]
     assert all(0 <= p < partitions for p in placed.tolist())

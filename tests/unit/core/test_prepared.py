@@ -1,4 +1,4 @@
-"""Prepared parts in one partition: invisible until committed, kept by journal and snapshot, and attached by columns."""
+"""Prepared parts in one partition: invisible until committed, kept by journal and snapshot, attached as columns."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_commit_drops_parts_that_it_does_not_name() -> None:
     rig.everywhere()
 
 
-def test_commit_without_any_message_here_still_drops_the_losers_and_takes_a_row() -> None:
+def test_commit_without_messages_here_drops_unnamed_parts_and_takes_a_row() -> None:
     rig = Rig()
     rig.prepare("b", "loser", Outgoing(b"x"))
     offset = rig.p.state.offset
@@ -93,7 +93,7 @@ def test_equal_priorities_are_served_by_the_age_of_the_prepare() -> None:
     assert rig.pop(2) == [old, new]
 
 
-def test_purge_leaves_prepared_parts_alone() -> None:
+def test_purge_does_not_affect_prepared_parts() -> None:
     rig = Rig()
     ids = rig.prepare("b", "1", Outgoing(b"x"))
     rig.enqueue(Outgoing(b"y"))
@@ -121,7 +121,7 @@ def test_key_of_a_prepared_message_is_in_doubt_for_others_and_known_after_the_co
     assert rig._doubts(["k"], "b") == {}
     rig.commit("b", ["1"])
     assert rig._doubts(["k"], None) == {}
-    assert rig.enqueue(Outgoing(b"x", idempotency_key="k")) == []  # the rig checks that it is known as this id
+    assert rig.enqueue(Outgoing(b"x", idempotency_key="k")) == []  # the rig checks that the key has this id
     assert rig.model.keys["k"].id == id
 
 
@@ -133,7 +133,7 @@ def test_key_of_an_aborted_part_is_free_again() -> None:
     assert len(rig.enqueue(Outgoing(b"other", idempotency_key="k"))) == 1
 
 
-def test_second_named_part_with_the_same_key_is_left_out() -> None:
+def test_second_named_part_with_the_same_key_is_omitted() -> None:
     rig = Rig()
     first = rig.prepare("b", "1", Outgoing(b"x", idempotency_key="k"))
     rig.prepare("b", "2", Outgoing(b"x", idempotency_key="k"))
@@ -160,7 +160,7 @@ def test_sequences_are_in_doubt_for_others_only() -> None:
     assert found.seqs_in_doubt("p", 1, seqs, None) == {}
 
 
-def test_twins_by_sequence_are_left_out_in_the_order_of_the_names() -> None:
+def test_duplicates_by_sequence_are_omitted_in_the_order_of_the_names() -> None:
     found = held(one=numbered([1, 2], [10, 11]), two=numbered([3, 4], [11, 12]))
     assert found.twins("b", ["one", "two"]) == [3]
     assert found.twins("b", ["two", "one"]) == [2]
@@ -176,7 +176,7 @@ def test_share_without_some_messages_keeps_the_identities_of_the_others() -> Non
     assert (share.ids.tolist(), rows.index.tolist(), rows.seqs.tolist()) == ([1, 3], [0, 1], [10, 12])
 
 
-def test_large_commit_goes_in_several_events_that_replay_from_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_commit_is_several_events_that_replay_from_any_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "COMMIT_BYTES_MAX", 1)
     rig = Rig()
     ids = [id for part in "123" for id in rig.prepare("b", part, Outgoing(b"x"), Outgoing(b"y"))]

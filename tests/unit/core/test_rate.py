@@ -1,4 +1,4 @@
-"""The token bucket: never more than it may, never less than it should, and no drift."""
+"""The token bucket: never over the rate, never below it while messages wait, and without drift."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RATES = st.one_of(st.sampled_from([0.001, 0.5, 1, 3, 10, 333.3, 1000, 1e6]), st.
 
 
 @given(RATES, st.lists(st.tuples(st.integers(0, 1500), st.integers(1, 500)), max_size=60))
-def test_no_second_hands_out_more_than_the_rate_and_the_burst(rate: float, steps: list[tuple[int, int]]) -> None:
+def test_no_second_exceeds_the_rate_plus_the_burst(rate: float, steps: list[tuple[int, int]]) -> None:
     bucket, now = TokenBucket(rate, 0), 0
     handed: list[tuple[int, int]] = []
     for wait, wanted in steps:
@@ -35,14 +35,14 @@ def test_caller_that_takes_all_tokens_gets_the_full_rate(rate: float) -> None:
         bucket.take(room)
         total += room
     exact = int(rate * 1000) * 3000 // 1_000_000
-    saved = max(1, rate / 10) - burst  # a part of a message may have been left at first
+    saved = max(1, rate / 10) - burst  # part of a message may have been left at first
     # A bucket of one message is full when the next is due: a late caller loses tokens.
     late = 1 + exact * rate / 1000 if rate < 10 else 0
     assert exact - late <= total <= exact + saved + 1
 
 
 @given(RATES, st.integers(0, 10_000))
-def test_bucket_returns_when_the_next_message_may_go(rate: float, now: int) -> None:
+def test_bucket_returns_when_the_next_message_is_allowed(rate: float, now: int) -> None:
     bucket = TokenBucket(rate, 0)
     bucket.take(bucket.room(now))
     wait = bucket.next_in(now)

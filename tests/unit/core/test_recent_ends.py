@@ -1,4 +1,4 @@
-"""The short memory of how messages went."""
+"""The short memory of how messages ended."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_no_base_means_no_delay_however_many_attempts() -> None:
     assert backoff_ms(Settings(base=0.0, factor=1e300), 255, 0.9) == 0
 
 
-def test_absurd_cap_still_gives_a_delay_that_can_be_added_to_a_time() -> None:
+def test_delay_at_a_huge_cap_can_still_be_added_to_a_time() -> None:
     assert backoff_ms(Settings(factor=1e300, max=1e300), 255, 0.5) == DELAY_MS_MAX
 
 
@@ -47,7 +47,7 @@ positive = st.floats(0, 1e9)
     st.builds(Settings, base=positive, factor=st.floats(0.1, 1e9), max=positive, jitter=st.floats(0, 1)),
     st.lists(st.tuples(st.integers(1, 255), st.floats(0, 1, exclude_max=True)), max_size=5),
 )
-def test_every_delay_lies_within_jitter_of_the_capped_growth(settings: Settings, rows: list[tuple[int, float]]) -> None:
+def test_every_delay_is_within_jitter_of_the_capped_growth(settings: Settings, rows: list[tuple[int, float]]) -> None:
     delays = backoffs_ms(settings, np.array([a for a, _ in rows], np.int64), np.array([u for _, u in rows]))
     assert delays.tolist() == [backoff_ms(settings, a, u) for a, u in rows]
     for delay, (attempts, _) in zip(delays.tolist(), rows, strict=True):

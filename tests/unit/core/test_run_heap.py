@@ -1,4 +1,4 @@
-"""RunHeap behaves as a sorted list, whatever is pending inside it, and never does much work in one call."""
+"""RunHeap behaves like a sorted list, even while merges are pending, and bounds the work of each call."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def order(batch: list[Row]) -> list[tuple[int, int]]:
 
 
 class SortedListModel(RuleBasedStateMachine):
-    """All operations against a sorted list. Thresholds are so low that a merge is pending most of the time."""
+    """All operations against a sorted list. Thresholds are low enough that a merge is usually pending."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class SortedListModel(RuleBasedStateMachine):
         self.content_of_serial: dict[int, tuple[Any, ...]] = {}
 
     def serve(self, served: list[Row], expected_count: int) -> None:
-        """Rows came in (key, id) order; which of several equal (key, id) come first is left open."""
+        """Rows are served in (key, id) order; the order of equal (key, id) is not defined."""
         assert order(served) == order(self.model[:expected_count])
         for row in served:
             self.model.remove(row)
@@ -185,7 +185,7 @@ TestSortedListModel = SortedListModel.TestCase
 
 
 def filled(batches: int, size: int, *, seed: int = 1, **thresholds: int) -> tuple[RunHeap, list[Row]]:
-    """A heap of random rows whose lanes no one has merged yet, and the same rows sorted."""
+    """Return a heap of random rows whose lanes are not merged yet, and the same rows sorted."""
     generator = np.random.default_rng(seed)
     heap, everything = RunHeap(**thresholds), []
     for number in range(batches):
@@ -233,7 +233,7 @@ def test_rows_pushed_during_a_pending_merge_are_served_in_their_place() -> None:
     assert listed(heap.pop(len(heap))) == sorted(everything + late)
 
 
-def test_capture_in_the_middle_of_a_merge_restores_what_was_there() -> None:
+def test_capture_during_a_merge_restores_every_row() -> None:
     heap, everything = pending_merge()
     heap.pop(100)
     heap.push_one(5, 77_777, 0)

@@ -1,4 +1,4 @@
-"""Segments stay while a row of the stream that a reader needs points into them."""
+"""Segments are kept while a stream row that a reader needs points into them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def reloaded(window: SequenceWindow) -> SequenceWindow:
 
 
 class Model:
-    """Sequences of one producer in plain dicts; knows chunks only as the grain of expiry."""
+    """Sequences of one producer in plain dicts; uses chunks only as the unit of expiry."""
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
@@ -216,7 +216,7 @@ def test_negative_sequence_is_stale() -> None:
     assert opened().check("p", 1, seqs(-1), prints(0)).status.tolist() == [STALE]
 
 
-def test_answered_rows_give_their_room_to_later_ones() -> None:
+def test_memory_of_answered_rows_is_reused() -> None:
     window = opened()
     for start in range(0, 16_000, 100):
         batch = np.arange(start, start + 100)
@@ -282,7 +282,7 @@ def test_sequence_recorded_twice_keeps_its_first_id(again: list[int]) -> None:
     assert len(window) == 1 + len(again)
 
 
-def test_single_answered_sequence_is_stale_whether_it_was_seen_or_not() -> None:
+def test_single_answered_sequence_is_stale_even_if_never_seen() -> None:
     window = opened()
     window.record("p", 1, seqs(1, 5), seqs(10, 11), prints(0, 0), now=0)
     window.answered("p", 1, 8)
@@ -291,7 +291,7 @@ def test_single_answered_sequence_is_stale_whether_it_was_seen_or_not() -> None:
     assert window.check("p", 1, seqs(8), prints(0)).all_new
 
 
-def test_passing_producer_is_known_with_its_last_use_also_after_a_reload_and_forgotten_by_name() -> None:
+def test_temporary_producer_keeps_its_last_use_across_a_reload_until_forgotten() -> None:
     window = opened()
     window.open("sdk-1", 1, 4, now=10)
     window.open("sdk-2", 1, 4, now=20)
@@ -302,7 +302,7 @@ def test_passing_producer_is_known_with_its_last_use_also_after_a_reload_and_for
         assert (each.epoch_of("sdk-1"), each.epoch_of("sdk-2"), each.epoch_of("p")) == (None, 1, 1)
 
 
-def test_state_from_before_producers_passed_is_read() -> None:
+def test_state_without_temporary_producers_is_read() -> None:
     state = opened().to_state()
     del state["passing"]
     assert SequenceWindow.from_state(state).epoch_of("p") == 1

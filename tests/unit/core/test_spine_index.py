@@ -1,4 +1,4 @@
-"""The index always knows the best candidate and the best of the others, whatever was updated, throttled or removed."""
+"""The index always returns the best candidate and the best of the rest, after any update, throttling or removal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEYS = st.lists(st.integers(0, 12), max_size=5)
 
 
 class IndexNextToLists(RuleBasedStateMachine):
-    """Against lists that are searched from end to end."""
+    """Against lists that are searched completely."""
 
     @initialize(fan_out=st.integers(1, 4))
     def begin(self, fan_out: int) -> None:

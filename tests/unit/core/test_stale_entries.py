@@ -1,6 +1,6 @@
-"""What is left lying about in heap and wheels is never delivered, fired, counted or kept for long.
+"""Stale entries in heap and wheels are never delivered, fired, counted or kept for long.
 
-The scenarios of the docstring of core/entries.py, by name, and those that the model found.
+The scenarios of the docstring of core/entries.py, by name, and those that the model tests found.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_message_rescheduled_there_and_back_is_delivered_once() -> None:
 
 
 @pytest.mark.parametrize("back", ["release", "nack", "timeout", "replay"])
-def test_message_popped_by_an_older_equal_entry_comes_back_once(back: str) -> None:
+def test_message_popped_by_an_older_equal_entry_is_redelivered_once(back: str) -> None:
     rig = Rig()
     a = touched_five_one_five(rig)
     rig.pop(visibility=SECOND)
@@ -133,7 +133,7 @@ def test_heap_with_many_equal_entries_of_a_message_serves_it_once_among_others()
     for size in (1, 2, 4):
         rig = Rig()
         ids = rig.enqueue(*(Outgoing(b"", priority=5) for _ in range(4)))
-        for _ in range(9):  # more than are kept one by one, so that they lie in several runs
+        for _ in range(9):  # more than are kept one by one, so that they are in several runs
             rig.reschedule(ids[1], priority=9)
             rig.reschedule(ids[1], priority=5)
         assert rig.pop(size) + rig.pop(9) == ids
@@ -172,7 +172,7 @@ def test_pops_of_any_size_skip_stale_entries() -> None:
 def test_purge_counts_a_message_with_several_entries_once() -> None:
     rig = Rig()
     a, b = rig.enqueue(Outgoing(b""), Outgoing(b""))
-    for _ in range(30):  # so that they lie in several runs and chunks
+    for _ in range(30):  # so that they are in several runs and chunks
         rig.reschedule(a, priority=9)
         rig.reschedule(a, priority=5)
         rig.reschedule(b, due=START + DAY)
@@ -182,8 +182,8 @@ def test_purge_counts_a_message_with_several_entries_once() -> None:
 
 
 @pytest.mark.parametrize("how", ["pop", "purge", "sweep"])
-def test_few_touched_messages_among_many_are_found(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A heap of its usual size, where a batch is looked through as columns."""
+def test_few_changed_messages_among_many_are_found(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heap of its usual size, where a batch is searched as columns."""
     rig = Rig()
     rig.p.entries.heap = RunHeap()
     ids = rig.enqueue(*(Outgoing(b"", priority=i % 7) for i in range(400)))
@@ -244,7 +244,7 @@ def test_ttl_on_one_clock_does_not_end_at_the_same_time_of_the_other() -> None:
 
 
 def test_expiry_of_a_reprioritised_message_stays_on_its_own_clock() -> None:
-    """It was due by wall time, and so its life ends by wall time, wherever it waits now."""
+    """It was due by wall time, so its life ends by wall time, wherever it waits now."""
     rig = Rig(START + DAY)
     (a,) = rig.enqueue(Outgoing(b"", deliver_at=from_ms(rig.now.wall + SECOND), ttl=10))
     rig.advance(SECOND)
@@ -271,7 +271,7 @@ def test_record_moved_after_its_message_was_removed_stays_dead() -> None:
 
 
 def test_delayed_message_that_was_reprioritised_is_delivered() -> None:
-    """Its old timer and its new one fall due together, but carry different keys."""
+    """Its old timer and its new one become due together but have different keys."""
     for old, new in ((5, 1), (1, 5)):
         rig = Rig()
         (a,) = rig.enqueue(Outgoing(b"", priority=old, delay=1))
@@ -284,7 +284,7 @@ def test_delayed_message_that_was_reprioritised_is_delivered() -> None:
 
 
 def test_reprioritised_message_with_ttl_expires_once() -> None:
-    """The end of its life stands in the wheel twice, at the same moment."""
+    """The end of its life is in the wheel twice, at the same time."""
     rig = Rig()
     a, b = rig.enqueue(Outgoing(b"", ttl=1), Outgoing(b""))
     rig.reschedule(a, priority=3)

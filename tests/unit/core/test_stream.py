@@ -1,4 +1,4 @@
-"""Which rows are of the stream, how they are counted, and ranges of what is done."""
+"""Which rows are in the stream, how they are counted, and ranges of finished rows."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_delayed_again_messages_are_not_in_the_stream_twice(fairness: str, how: 
     if how != "live":
         rig.restart(rig.replayed() if how == "replayed" else rig.thawed())
     assert rig.p.entries.shown == {put_off, dead, brought_forward}
-    rig.reschedule(brought_forward, due=rig.now.steady)  # the rig checks every event: nothing is in the stream twice
+    rig.reschedule(brought_forward, due=rig.now.steady)  # the rig checks every event: no message is in the stream twice
     rig.advance(3000)
     (fired,) = rig.tick()
     assert set(fired.ids.tolist()) == {put_off, dead, new}

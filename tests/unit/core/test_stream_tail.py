@@ -1,4 +1,4 @@
-"""The tail of a stream holds every row from its start on, and what it has handed out never changes."""
+"""The tail of a stream holds every row from its start on, and rows that it has returned never change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_tail_returns_all_rows_from_its_start_and_none_before(
         assert page.rows.offsets.tolist() == [o for o in model if o >= tail.start]
         views.append((page.rows.ids.tolist(), page.rows.ids))
     held = len([o for o in model if o >= tail.start])
-    assert held == len(model) or held >= 600 - 400, "what is kept is not much less than what may be"
+    assert held == len(model) or held >= 600 - 400, "it keeps nearly as much as it may"
     assert held <= 2 * 1000
     page = tail.read(5 + start, limit, end)
     if 5 + start < tail.start:
@@ -43,7 +43,9 @@ def test_tail_returns_all_rows_from_its_start_and_none_before(
         wanted = [o for o in model if o >= 5 + start]
         assert page.rows.offsets.tolist() == wanted[:limit]
         assert page.rows.positions.tolist() == [8192 * o for o in wanted[:limit]]
-        assert page.end == (wanted[limit] if len(wanted) > limit else max(end, 5 + start)), "all below it was looked at"
+        assert page.end == (wanted[limit] if len(wanted) > limit else max(end, 5 + start)), (
+            "all rows below it were scanned"
+        )
     for before, view in views:
         assert view.tolist() == before
 

@@ -44,7 +44,7 @@ def listed(timers: Timers) -> list[Row]:
 
 
 def rows_of(wheel: TimingWheel) -> list[Row]:
-    """Everything held, by way of the chunks."""
+    """Everything stored, read through the chunks."""
     held: list[Row] = []
     for chunk in wheel.chunks():
         held.extend(listed(chunk.timers()))
@@ -62,7 +62,7 @@ AHEAD = st.one_of(
     st.integers(0, 60_000),
     st.sampled_from([-YEAR, DAY, YEAR, 30 * YEAR]),
 )
-#: Few ids and keys, so that rows equal in some columns and not in others are common.
+#: Few ids and keys, so that rows often are equal in some columns only.
 SMALL = st.integers(0, 40)
 BATCH = st.lists(st.tuples(AHEAD, SMALL, st.integers(0, 3), st.integers(0, 1)), min_size=1, max_size=40)
 SIZES = st.builds(
@@ -209,7 +209,7 @@ def test_a_row_is_never_served_before_its_due_time() -> None:
 
 
 @pytest.mark.parametrize("tick_ms", [10, 100, 1000])
-def test_rows_fire_at_most_one_tick_late_and_one_wake_up_a_tick_suffices(tick_ms: int) -> None:
+def test_rows_fire_at_most_one_tick_late_with_one_wakeup_per_tick(tick_ms: int) -> None:
     wheel = TimingWheel(START, tick_ms)
     spans = np.random.default_rng(1).integers(1, [[2_000], [60_000], [8 * 3_600_000], [YEAR]], (4, 100))
     rows = numbered(START + int(span) for span in spans.ravel())
@@ -286,7 +286,7 @@ def test_after_a_jump_there_and_back_rows_wait_in_slots_again() -> None:
     assert wheel._layout.front.count == 1
 
 
-def test_rows_at_the_ends_of_time_are_held_and_served() -> None:
+def test_rows_at_the_ends_of_time_are_stored_and_served() -> None:
     wheel = TimingWheel(START)
     rows = numbered([-(1 << 63), 0, I64_MAX - 1, I64_MAX, I64_MAX])
     insert(wheel, rows)
@@ -314,7 +314,7 @@ def test_a_row_inserted_into_the_slot_being_fired_takes_its_place_in_order() -> 
     assert [row[1] for row in listed(wheel.take(100))] == [99, *range(14, 40, 2), 39]
 
 
-def test_taking_removes_the_same_rows_however_they_are_laid_out() -> None:
+def test_removal_does_not_depend_on_the_layout_of_rows() -> None:
     random = np.random.default_rng(2)
     rows = numbered((START + random.integers(0, 40, 300) ** 3).tolist())
     at_once = TimingWheel(START)
@@ -370,7 +370,7 @@ def test_taking_more_than_there_is_takes_all() -> None:
 
 
 def sorted_rows_counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each sort from here on gets."""
+    """Collect how many rows each sort from now on gets."""
     import heapline.core.wheel.timer_chunks as timer_chunks
 
     counts: list[int] = []
@@ -400,7 +400,7 @@ def test_a_hundred_thousand_rows_due_at_one_instant_are_served_by_bounded_sorts(
     assert sum(counts) <= 2 * count
 
 
-def test_a_tick_cascades_one_slice_however_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_cascades_one_slice_however_many_rows_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = TimingWheel(START, _sizes=Sizes(slice_rows=50))
     insert(wheel, numbered(range(START + 20_000, START + 30_000)))
     moved: list[int] = []
@@ -505,7 +505,7 @@ def test_snapshot_does_not_change_with_the_wheel() -> None:
     assert listed(TimingWheel.from_chunks(START, 100, chunks).take(100)) == rows
 
 
-def test_chunks_that_nothing_touched_keep_their_serials_over_snapshot_and_restart() -> None:
+def test_unchanged_chunks_keep_their_serials_across_snapshot_and_restart() -> None:
     sizes = Sizes(chunk_rows=64)
     wheel = TimingWheel(START, _sizes=sizes)
     dues = START + YEAR + np.random.default_rng(6).integers(0, YEAR, 4_000)
@@ -546,7 +546,7 @@ def test_a_tick_outside_ten_ms_to_a_second_is_refused(tick_ms: int) -> None:
 
 
 def test_a_jump_over_many_timers_merges_no_more_than_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an outage of a day all that fell due comes up at once; putting all of it in order would be a long pause."""
+    """After an outage of a day everything becomes due at once; sorting it all would be a long pause."""
     wheel, rng, merged = TimingWheel(0), np.random.default_rng(3), [0]
     for start in range(0, 200_000, 1000):
         ids = np.arange(start, start + 1000)

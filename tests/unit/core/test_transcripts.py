@@ -1,6 +1,6 @@
-"""Stories that people should read: testdata/*.txt, each a list of commands with what they brought about.
+"""Readable scenarios: testdata/*.txt, each a list of commands with their effects.
 
-A command stands above `----`, its effects below, an empty line ends them; lines that begin with # are for the reader.
+A command is above `----`, its effects below, and an empty line ends them; lines that begin with # are comments.
 Messages have one-letter names. To write the effects again after an intended change:
 
     python -m tests.unit.core.test_transcripts
@@ -32,7 +32,7 @@ def ms(text: str) -> int:
 
 
 class Story:
-    """Carries out commands and tells what happened to whom."""
+    """Runs commands and describes what happened to each message."""
 
     def __init__(self) -> None:
         self.rig = Rig()
@@ -120,7 +120,7 @@ class Story:
         return self.rig.extend(*self.which(names), tokens=self.last_tokens(names), by=ms(by))
 
     def last_tokens(self, names: list[str]) -> list[int]:
-        """What the worker that popped it last has in hand."""
+        """The message that the worker popped last."""
         last = dict(self.rig.old_tokens)
         return [last[self.ids[name]] for name in names]
 
@@ -139,12 +139,12 @@ class Story:
 
 
 def retold(text: str) -> str:
-    """The transcript with its effects as they are now."""
+    """Return the transcript with its current effects."""
     story, lines = Story(), []
     for block in text.strip("\n").split("\n\n"):
         above = block.splitlines()
         if "----" not in above:
-            lines.append(block)  # only words for the reader
+            lines.append(block)  # only comments
             continue
         above = above[: above.index("----")]
         effects = [effect for line in above if not line.startswith("#") for effect in story.tell(line)]

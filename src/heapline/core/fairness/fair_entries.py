@@ -177,7 +177,7 @@ class FairEntries:
         passed = _pick(rows, np.flatnonzero(before))
         hashes = self._entries.hashes_of(passed.ids)
         if (hashes == NO_KEY).any():
-            raise Replay(f"partition {self._entries.number}: the journal leased others than those that were first")
+            raise Replay(f"partition {self._entries.number}: the journal leased messages that were not first")
         self._park(passed, hashes)
 
     def end_leases(self, ids: list[int]) -> None:
