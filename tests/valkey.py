@@ -49,6 +49,11 @@ class Valkey:
             self._process.wait()
             self._process = None
 
+    def signal(self, number: int) -> None:
+        """Send a signal: SIGSTOP stalls the server, SIGCONT lets it continue."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
     def close(self) -> None:
         self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -451,7 +451,7 @@ class SqlWalWorld(SqlWorld):
         self.settings = {"wal": str(directory / "wal")}
 
 
-class SqlRedisWorld(SqlWalWorld):
+class LongSqlRedisWorld(SqlWalWorld):
     """The same with a ready queue in Redis, which pops of up to 49 messages take from. So their order is not strict."""
 
     modules = PATHS - {"test_order"} | {"test_retries"}
@@ -465,7 +465,13 @@ class SqlRedisWorld(SqlWalWorld):
         self.settings["redis"] = fresh_redis()
 
 
-class SqlRedisBufferWorld(SqlRedisWorld):
+class SqlRedisWorld(LongSqlRedisWorld):
+    """The same, for what depends on the ready queue most."""
+
+    modules = frozenset({"test_pause_and_purge", "test_pop", "test_retries"})
+
+
+class LongSqlRedisBufferWorld(LongSqlRedisWorld):
     """The same with Redis instead of the log: it acknowledges enqueues."""
 
     modules = frozenset({"test_enqueue", "test_leases", "test_pause_and_purge", "test_restart"})
@@ -475,16 +481,24 @@ class SqlRedisBufferWorld(SqlRedisWorld):
         self.settings = {"redis": self.settings["redis"], "durability": "redis"}
 
 
+class SqlRedisBufferWorld(LongSqlRedisBufferWorld):
+    """The same, for what depends on the buffer most."""
+
+    modules = frozenset({"test_enqueue", "test_pause_and_purge"})
+
+
 WORLDS: dict[str, Callable[[Path], World]] = {
     "embedded": EmbeddedWorld, "pure": PureWorld, "memory": MemoryWorld, "grpc": GrpcWorld, "connect": ConnectWorld,
     "http": HttpWorld,
     "native": NativeWorld,
     "sql": SqlWorld, "sql-nodes": SqlNodesWorld, "sql-wal": SqlWalWorld,
+    "sql-redis": SqlRedisWorld, "sql-redis-buffer": SqlRedisBufferWorld,
     "served-sql": ServedSqlWorld,
 }  # fmt: skip
 #: Worlds of `make soak`.
 LONG_WORLDS: dict[str, Callable[[Path], World]] = {
-    "sql-nodes-long": LongSqlNodesWorld, "sql-redis": SqlRedisWorld, "sql-redis-buffer": SqlRedisBufferWorld,
+    "sql-nodes-long": LongSqlNodesWorld, "sql-redis-long": LongSqlRedisWorld,
+    "sql-redis-buffer-long": LongSqlRedisBufferWorld,
 }  # fmt: skip
 
 Picture = dict[str, Any]

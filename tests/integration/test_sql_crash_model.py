@@ -192,7 +192,6 @@ async def test_acknowledged_messages_survive_crashes_once(lives: list[dict[str, 
     await run(lives, seed, {"wal": "/wal"})
 
 
-@pytest.mark.soak
 @settings(max_examples=15, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
 @given(st.lists(life, min_size=1, max_size=3), st.integers(0, 1 << 30))
 async def test_messages_acknowledged_by_redis_survive_crashes_once(lives: list[dict[str, Any]], seed: int) -> None:

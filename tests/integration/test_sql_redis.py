@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -48,6 +49,25 @@ async def test_commands_fail_immediately_while_redis_is_down_and_work_after(conn
     assert await ping(connection)
     owner = await connection.run(lambda client: client.get(DEPLOYMENT_KEY))
     assert owner == b"one", "a server that forgot everything belongs to this deployment again"
+
+
+async def test_cancellation_ends_a_loop_of_commands_at_each_step(connection: Redis) -> None:
+    """A flusher is such a loop. One that loses its cancellation runs on, and closing its node waits for it."""
+
+    async def forever() -> None:
+        while True:
+            await ping(connection)
+
+    for steps in range(40):
+        task = asyncio.ensure_future(forever())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        _, running = await asyncio.wait([task], timeout=2.0)
+        if running:
+            task.cancel()
+        assert not running, f"cancelled after {steps} steps of the event loop, it did not end"
+        assert task.cancelled()
 
 
 async def test_database_of_another_deployment_is_not_used(connection: Redis, valkey: Valkey) -> None:
