@@ -16,7 +16,17 @@ import heapline
 import heapline.sql
 from heapline import Outgoing
 from heapline.core.ids import partition_of
-from heapline.sql.layout import COLD_SLOTS, ENDED_MS, ENDED_SLOTS, POP_SLOTS, READY_SLOTS, START, Turns
+from heapline.sql.layout import (
+    COLD_SLOTS,
+    ENDED_MS,
+    ENDED_SLOTS,
+    LEASE_SLOTS,
+    LONG_LEASES,
+    POP_SLOTS,
+    READY_SLOTS,
+    START,
+    Turns,
+)
 from tests.postgres import drop_schema, fresh_schema, shared_url
 
 asyncpg = pytest.importorskip("asyncpg")
@@ -383,6 +393,43 @@ async def test_slot_with_a_lease_is_never_truncated(database: Database) -> None:
     await held.ack()
     await ring.turn()
     assert await used_slots(database, "lease", 8) == []
+
+
+async def test_long_lease_in_each_slot_does_not_keep_the_lease_ring_from_turning(database: Database) -> None:
+    broker = await database.open()
+    ring = await ring_of(broker, 8192)
+    await broker.create_topic("jobs")
+    held: list[heapline.Message] = []
+    for number in range(3 * LEASE_SLOTS):
+        await broker.enqueue_batch("jobs", [Outgoing(b"x" * 100, priority=n, key=str(number)) for n in range(80)])
+        held += await broker.pop("jobs", 1, visibility=3600, request_id=f"r{number}")
+        await broker.ack(await broker.pop("jobs", 79))
+        await ring.turn()
+        used = await used_slots(database, "lease", LEASE_SLOTS)
+        assert len(used) <= LEASE_SLOTS - rings.SPARE["lease"]
+    assert await database.admin.fetchval("SELECT last_value FROM lease_turn") == 3 * LEASE_SLOTS
+    assert await database.admin.fetchval(f"SELECT count(*) FROM lease_{LONG_LEASES}") > LEASE_SLOTS
+    assert await database.admin.fetchval("SELECT count(*) FROM miscounted") == 0
+
+    first, second, third, fourth, fifth, *rest = held
+    assert (await broker.get("jobs", first.id)).state == "leased"
+    assert [m.token for m in await broker.pop("jobs", 1, request_id="r0")] == [first.token]
+    before = first.deadline
+    await first.extend(7200)
+    assert first.deadline > before
+    for message in (first, *rest):
+        await message.ack()
+    await first.ack()  # repeated
+    await second.nack(backoff=0, reason="tried")
+    await third.release()
+    await fourth.bury("broken")
+    await database.admin.execute("UPDATE lease SET until = 1 WHERE id = $1", fifth.id)
+    await broker.node.tick()
+    with pytest.raises(heapline.LeaseLost):
+        await fifth.ack()
+    stats = await broker.stats("jobs")
+    assert (stats.ready + stats.delayed, stats.leased, stats.dead) == (3, 0, 1)
+    assert await database.admin.fetchval("SELECT count(*) FROM miscounted") == 0
 
 
 async def test_removed_messages_are_forgotten_slot_by_slot(database: Database) -> None:

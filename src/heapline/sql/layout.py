@@ -15,7 +15,9 @@ closed when it is large, so a backlog of any size leaves most slots of the first
 Pops look only into slots that may have rows (`ready_live`). That is known when a slot is opened, because no other
 transaction runs then, and holds until the next is opened: all other slots only lose rows.
 
-*lease.* A lease's token contains its slot (token % LEASE_SLOTS), so settling a lease touches one table.
+*lease.* A lease's token contains its slot (token % LEASE_SLOTS), so settling a lease touches one table. When few slots
+are empty, the leases that the oldest one still has move to one more table, LONG_LEASES (rings.py). So a lease that is
+not in its slot is looked for there (`in_slots`).
 
 *ended* and *acked.* The open slot follows from the time: each takes ENDED_MS, and the one after it is truncated
 meanwhile.
@@ -28,7 +30,7 @@ themselves, because a row may go to any slot. So it is with *sequences* of produ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -37,6 +39,7 @@ from heapline.sql.statements import statement
 
 READY_SLOTS, COLD_SLOTS, LEASE_SLOTS, ENDED_SLOTS, DELAYED_SLOTS, COUNTS_SLOTS = 16, 8, 8, 4, 36, 4
 SEQUENCES_SLOTS = 4
+LONG_LEASES = LEASE_SLOTS  # the slot of leases that outlasted the others of theirs
 POP_SLOTS = READY_SLOTS + COLD_SLOTS  # that pops look into: the cold ones are numbered after the others
 SLOTS = {
     "ready": READY_SLOTS,
@@ -69,6 +72,26 @@ def by_slot(ids: Iterable[int], tokens: Iterable[int]) -> dict[int, tuple[list[i
         share[0].append(id)
         share[1].append(token)
     return found
+
+
+async def in_slots(
+    ids: Iterable[int], tokens: Iterable[int], work: Callable[[int, list[int], list[int]], Awaitable[Collection[int]]]
+) -> None:
+    """Do `work` on leases, given slot, ids and tokens; it returns the ids that it found there.
+
+    Those that are not in the slot of their token are looked for among the long leases, by a later statement: a lease
+    that moves meanwhile is in one of the two.
+    """
+    left: tuple[list[int], list[int]] = ([], [])
+    for slot, (some, their_tokens) in by_slot(ids, tokens).items():
+        found = await work(slot, some, their_tokens)
+        if len(found) < len(some):
+            for id, token in zip(some, their_tokens, strict=True):
+                if id not in found:
+                    left[0].append(id)
+                    left[1].append(token)
+    if left[0]:
+        await work(LONG_LEASES, *left)
 
 
 class Place(NamedTuple):

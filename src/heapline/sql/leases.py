@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +17,14 @@ from heapline.contract.errors import TopicNotFound
 from heapline.sql.claims import PopCall
 from heapline.sql.handlers import handles
 from heapline.sql.home import Home
-from heapline.sql.layout import ack_in, by_slot
+from heapline.sql.layout import LONG_LEASES, ack_in, in_slots
 from heapline.sql.node import Node
 from heapline.sql.retries import Held, Outcomes, bury, release, retry
-from heapline.sql.settlement import acked_before, count, settle
+from heapline.sql.settlement import acked_before, count, hold, settle
 from heapline.sql.shard import Turn, read_config
 from heapline.sql.statements import statement
 
 Decide = Callable[[Sequence[Held], Turn], Outcomes]
-NO_LEASES: dict[int, tuple[list[int], list[int]]] = {0: ([], [])}  # an ack of nothing still needs its topic
 _draw = np.random.default_rng().random
 
 
@@ -60,18 +60,25 @@ async def ack(node: Node, command: leases.Ack, context: Context) -> leases.Settl
     home = node.home(command.topic)
     ids, tokens = unpack(command.leases.ids), unpack(command.leases.tokens)
     lost: list[int] = []
-    config: str | None = None
+    topic: Any = None
     async with home.shard.connection() as connection:
-        for slot, (some, their_tokens) in (by_slot(ids, tokens) or NO_LEASES).items():
-            row = await connection.fetchrow(ack_in(slot), *home.name, some, their_tokens)
-            if row is None:
+
+        async def end(slot: int, some: list[int], their_tokens: list[int]) -> set[int]:
+            nonlocal topic
+            topic = await connection.fetchrow(ack_in(slot), *home.name, some, their_tokens)
+            if topic is None:
                 raise TopicNotFound(home.name.canonical)
-            topic_id, config, acked = row["id"], row["config"], set(row["acked"])
+            acked = set(topic["acked"])
             home.counters.acked += len(acked)
-            if len(acked) < len(some):
-                acked |= await acked_before(connection, topic_id, some, their_tokens)
-            lost += [id for id in some if id not in acked]
-    if config is not None and read_config(config)[0].max_inflight:
+            if slot == LONG_LEASES:
+                acked |= await acked_before(connection, topic["id"], some, their_tokens)
+                lost.extend(id for id in some if id not in acked)
+            return acked
+
+        await in_slots(ids, tokens, end)
+        if not ids:  # an ack of nothing still needs its topic
+            await end(0, [], [])
+    if read_config(topic["config"])[0].max_inflight:
         home.wake()
     return leases.Settled(lost)
 
@@ -111,12 +118,15 @@ async def extend(node: Node, command: leases.Extend, context: Context) -> leases
     async def work(turn: Turn) -> None:
         deadlines.clear()
         until, longest = turn.now + round(command.seconds * 1000), round(turn.topic.config.lease_max * 1000)
-        for slot, (some, their_tokens) in by_slot(ids, tokens).items():
+
+        async def extend_in(slot: int, some: list[int], their_tokens: list[int]) -> set[int]:
             update = statement("extend", lease=f"lease_{slot}")
             rows = await turn.connection.fetch(update, turn.topic.id, some, their_tokens, until, longest)
             token_of = dict(zip(some, their_tokens, strict=True))
-            for row in rows:
-                deadlines[row["id"], token_of[row["id"]]] = row["until"]
+            deadlines.update({(row["id"], token_of[row["id"]]): row["until"] for row in rows})
+            return {row["id"] for row in rows}
+
+        await in_slots(ids, tokens, extend_in)
 
     await home.shard.in_topic(home.name, work, locked=False)
     ends = [deadlines.get(pair, -1) for pair in zip(ids, tokens, strict=True)]
@@ -152,13 +162,10 @@ async def _end(
     async def work(turn: Turn) -> tuple[list[int], list[Outcomes]]:
         lost: list[int] = []
         ended: list[Outcomes] = []
-        for slot, (some, their_tokens) in by_slot(ids, tokens).items():
-            rows = await turn.connection.fetch(
-                statement("hold_leases", lease=f"lease_{slot}"), turn.topic.id, some, their_tokens
-            )
-            held = {row["id"]: Held(*row) for row in rows}
-            lost += [id for id in some if id not in held]
-            outcomes = decide(list(held.values()), turn)
+
+        async def end(slot: int, some: list[int], their_tokens: list[int]) -> set[int]:
+            held = await hold(turn.connection, slot, turn.topic.id, some, their_tokens)
+            outcomes = decide(held, turn)
             await settle(
                 turn.connection,
                 turn.layout,
@@ -171,6 +178,12 @@ async def _end(
                 returned_attempts=attempts,
             )
             ended.append(outcomes)
+            found = {one.id for one in held}
+            if slot == LONG_LEASES:
+                lost.extend(id for id in some if id not in found)
+            return found
+
+        await in_slots(ids, tokens, end)
         return lost, ended
 
     lost, ended = await home.shard.in_topic(home.name, work, locked=False)

@@ -30,12 +30,11 @@ from heapline.sql.claims import (
     take_entries,
 )
 from heapline.sql.home import Home
-from heapline.sql.layout import by_slot
+from heapline.sql.layout import in_slots
 from heapline.sql.ready_queue import ReadyQueue
-from heapline.sql.retries import Held, release
-from heapline.sql.settlement import settle
+from heapline.sql.retries import release
+from heapline.sql.settlement import hold, settle
 from heapline.sql.shard import Topic, Turn
-from heapline.sql.statements import statement
 
 log = Log("heapline.sql")
 CALLS_PER_TRANSACTION = 64
@@ -225,9 +224,8 @@ class PopQueue:
         """Release leases that no caller received."""
 
         async def work(turn: Turn) -> None:
-            for slot, (ids, tokens) in by_slot([r["id"] for r in rows], [r["token"] for r in rows]).items():
-                hold = statement("hold_leases", lease=f"lease_{slot}")
-                held = [Held(*row) for row in await turn.connection.fetch(hold, turn.topic.id, ids, tokens)]
+            async def end(slot: int, ids: list[int], tokens: list[int]) -> set[int]:
+                held = await hold(turn.connection, slot, turn.topic.id, ids, tokens)
                 await settle(
                     turn.connection,
                     turn.layout,
@@ -237,6 +235,9 @@ class PopQueue:
                     release(held, turn.now),
                     returned_attempts=-1,
                 )
+                return {one.id for one in held}
+
+            await in_slots([r["id"] for r in rows], [r["token"] for r in rows], end)
 
         try:
             await self._home.shard.in_topic(self._home.name, work, locked=False)

@@ -5,6 +5,9 @@ the open slot of the *cold* ring, in steps that are as short as any other move. 
 grows with the backlog. So the first ring turns at SLOT_BYTES, whatever the backlog is. A message moves once into the
 cold ring, and within it when slots that have lost most of their rows are merged.
 
+Leases that are the last of their slot move as well when few slots are empty: one that is extended for hours would keep
+its slot from being truncated, and eight of them the ring from turning.
+
 Any node does it. A slot that is in use is tried again later: no call waits for this longer than the lock timeout of
 50 ms (queries/).
 """
@@ -19,7 +22,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from heapline.sql.delayed import past_slots
-from heapline.sql.layout import COLUMNS, READY_SLOTS, SLOTS, Layout, of_columns
+from heapline.sql.layout import COLUMNS, LONG_LEASES, READY_SLOTS, SLOTS, Layout, of_columns
 from heapline.sql.statements import all_blocks, fill, statement
 
 if TYPE_CHECKING:
@@ -29,7 +32,8 @@ SLOT_BYTES = 4 << 20  # size at which a slot of `ready` or `lease` is closed
 COLD_BYTES = 16 << 20  # size at which a cold slot is closed, or COLD_SHARE of all ready messages if that is more
 COLD_SHARE = 0.25
 SEQUENCES_BYTES = 1 << 20  # size at which a slot of `sequences` is closed
-SPARE = {"ready": 8, "cold": 2}  # slots that are kept empty
+LEASE_SHARE = 1 / 6  # of all leases, up to which a slot of `lease` stays open if that is more than SLOT_BYTES
+SPARE = {"ready": 8, "cold": 2, "lease": 2}  # slots that are kept empty
 COUNTS_BYTES = 128 << 10  # size at which a slot of `counts` is closed, besides COUNT_BYTES for each topic
 COUNT_BYTES = 100
 FIRST = {"cold": READY_SLOTS}  # a ring whose slots are slots of `ready`, and its first one
@@ -78,7 +82,8 @@ class Rings:
             start += SLOTS[ring]
         ready = sizes["ready"] + sizes["cold"]
         cold_bytes = max(self._cold_bytes, round(COLD_SHARE * sum(ready)))
-        for ring, limit in (("ready", self._slot_bytes), ("cold", cold_bytes), ("lease", self._slot_bytes)):
+        lease_bytes = max(self._slot_bytes, round(LEASE_SHARE * sum(sizes["lease"])))
+        for ring, limit in (("ready", self._slot_bytes), ("cold", cold_bytes), ("lease", lease_bytes)):
             await self._advance(ring, layout, sizes[ring], limit)
         if _in_vain(layout, ready) >= VAIN_MAX:
             find = partial(self._find_live, opened=layout.open("ready"))
@@ -108,27 +113,29 @@ class Rings:
             return await self._shard.read_layout(connection), await slot_sizes(connection, ring)
 
     async def _make_room(self, layout: Layout, sizes: dict[str, list[int]]) -> bool:
-        """Move some rows of a closed slot to the open cold one if few slots are empty. Return whether that was done."""
+        """Move some rows out of a closed slot where few are empty. Return whether that was done."""
+        is_moved = False
         for ring, spare in SPARE.items():
             if sizes[ring].count(0) < spare:
                 others = [(layout.turn(ring) + step) % SLOTS[ring] for step in range(1, SLOTS[ring])]
                 used = [slot for slot in others if sizes[ring][slot]]  # the oldest is the first
-                slot = used[0] if ring == "ready" else min(used, key=sizes[ring].__getitem__)
-                return await self._unless_busy(partial(self._move_some, ring, slot, layout))
-        return False
+                slot = min(used, key=sizes[ring].__getitem__) if ring == "cold" else used[0]
+                is_moved |= await self._unless_busy(partial(self._move_some, ring, slot, layout))
+        return is_moved
 
     async def _move_some(self, ring: str, slot: int, layout: Layout) -> None:
-        """Move rows of a closed slot to the open cold one. Truncate the slot after the last ones."""
+        """Move rows of a closed slot to the open cold one, or to the long leases. Truncate it after the last ones."""
         source = table_of(ring, slot)
 
         async def work(connection: asyncpg.Connection) -> None:
             layout = await self._shard.read_layout(connection)
-            if layout.open(ring) == slot or layout.open_cold is None:
+            target = LONG_LEASES if ring == "lease" else layout.open_cold
+            if layout.open(ring) == slot or target is None:
                 return  # another node was faster
-            target = str(layout.open_cold)
+            name, table = ("move_leases", "lease") if ring == "lease" else ("move_rows", "ready")
             await connection.execute(statement("short_lock_timeout"))
             await connection.execute(statement("lock_slot", table=source))
-            move = statement("move_rows", source=source, target=f"ready_{target}", slot=target, columns=COLUMNS)
+            move = statement(name, source=source, target=f"{table}_{target}", slot=str(target), columns=COLUMNS)
             if await connection.fetchval(move, MOVED_MAX) < MOVED_MAX:
                 await connection.execute(statement("truncate_slot", table=source))
 
@@ -136,7 +143,7 @@ class Rings:
             layout = await self._shard.read_layout(connection)
             await self._find_live(connection, READY_SLOTS + layout.open("cold"))
 
-        if layout.open_cold is None:
+        if ring != "lease" and layout.open_cold is None:
             await self._shard.run_alone(open_cold)
         await self._shard.run(work)
 

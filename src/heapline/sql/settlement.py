@@ -7,13 +7,21 @@ import asyncpg
 from heapline.contract.config import TopicConfig
 from heapline.sql.counters import Counters
 from heapline.sql.layout import Layout, of_columns
-from heapline.sql.retries import Outcomes
+from heapline.sql.retries import Held, Outcomes
 from heapline.sql.statements import statement
 
 
 def text_of(reason: str | None) -> str | None:
     """Return a reason as the database can store it: without NUL."""
     return None if reason is None else reason.replace("\0", "\N{SYMBOL FOR NULL}")
+
+
+async def hold(
+    connection: asyncpg.Connection, slot: int, topic_id: int, ids: list[int], tokens: list[int]
+) -> list[Held]:
+    """Lock the rows of leases in one slot, and return those that are there."""
+    rows = await connection.fetch(statement("hold_leases", lease=f"lease_{slot}"), topic_id, ids, tokens)
+    return [Held(*row) for row in rows]
 
 
 async def settle(

@@ -88,6 +88,15 @@ WITH moved AS (
 )
 SELECT count(*) FROM moved;
 
+-- name: move_leases
+WITH moved AS (
+    DELETE FROM {source} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {source} LIMIT $1)) RETURNING *
+), kept AS (
+    INSERT INTO {target} (slot, {columns}, token, holder, request, until, started)
+    SELECT {slot}, {columns}, token, holder, request, until, started FROM moved
+)
+SELECT count(*) FROM moved;
+
 -- name: fold_counts
 INSERT INTO {target} (slot, topic, ready, delayed, leased, dead)
 SELECT {slot}, topic, sum(ready), sum(delayed), sum(leased), sum(dead) FROM {source}
