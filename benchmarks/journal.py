@@ -23,6 +23,7 @@ from heapline.journal import Block, File, Journal, RealDisk, make_block, new_row
 from heapline.journal.disk import Buffer
 from heapline.journal.records import CacheBudget
 from heapline.journal.segment import segment_path
+from heapline.journal.unit import Frame
 
 Figure = dict[str, Any]
 SEGMENT_BYTES = 64 << 20
@@ -89,7 +90,7 @@ def commits(path: str, unit_bytes: int, rounds: int) -> Iterator[Figure]:
     for number in range(rounds):
         journal.room(block.nbytes + 100)
         journal.add_block(block)
-        journal.add_frame(0, number, 1, b"events", number)
+        journal.add_frames([Frame(0, number, 1, b"events", number)])
         unit = journal.seal(number, number)
         assert unit is not None
         parts, _ = unit.encode(prev_crc=0, durable_end=0, flags=0, seed=0)
@@ -143,7 +144,7 @@ def fill(journal: Journal, megabytes: int) -> list[np.ndarray[Any, Any]]:
             block = sample_block(first_id=(3 * number + part) * MESSAGES)
             journal.room(block.nbytes + 100)
             segment, at = journal.add_block(block)
-            journal.add_frame(part, number * MESSAGES, MESSAGES, b"events", number)
+            journal.add_frames([Frame(part, number * MESSAGES, MESSAGES, b"events", number)])
             classes = size_class(np.full(MESSAGES, len(PAYLOAD)))
             found.append(journal.layout.pack(segment, at + 80 * np.arange(MESSAGES), classes, 0))
         journal.seal(number, number)

@@ -14,6 +14,7 @@ import numpy as np
 
 from heapline.journal import File, Journal, RealDisk, make_block, new_rows
 from heapline.journal.disk import Buffer, RealFile
+from heapline.journal.unit import Frame
 
 PAGE = 4096
 
@@ -77,9 +78,9 @@ def holed_journal(
         block = make_block(records, None, payloads)
         journal.room(block.nbytes + 200, frames=2)
         journal.add_block(block)
-        journal.add_frame(0, number * rows, rows, b"events", number * rows + 1)
+        journal.add_frames([Frame(0, number * rows, rows, b"events", number * rows + 1)])
         if number % quiet_every == quiet_every - 1:
-            journal.add_frame(1, number // quiet_every, 1, b"events", -1)
+            journal.add_frames([Frame(1, number // quiet_every, 1, b"events", -1)])
         now = start_ms + number * step_ms
         journal.seal(now, now)
         if journal.wants_prepare:

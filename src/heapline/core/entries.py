@@ -38,7 +38,7 @@ from heapline.core.live_map import LiveMap
 from heapline.core.now import Now
 from heapline.core.order import Ordering
 from heapline.core.prepared import Prepared
-from heapline.core.record import ATTEMPTS_MAX, with_attempts
+from heapline.core.record import with_attempts
 from heapline.core.wheel.timing_wheel import Timers, TimingWheel
 
 READY, DELAYED, LEASED, DEAD = range(4)
@@ -210,12 +210,6 @@ class Entries:
         Return their keys, and their positions with these attempts.
         """
         clean = not self.stale
-        if clean and len(ids) <= FEW_ROWS:
-            few = self.heap.pop_few(len(ids))
-            if [id for _, id, _ in few] != ids.tolist():
-                raise Replay(f"partition {self.number}: the journal leased messages that were not first")
-            positions = [row[2] & ~ATTEMPTS_MAX | count for row, count in zip(few, attempts, strict=True)]
-            return [key for key, _, _ in few], positions
         rows = self.heap.pop(len(ids))
         if clean and np.array_equal(rows.ids, ids):
             return rows.keys.tolist(), counted(rows.positions, attempts)

@@ -78,14 +78,11 @@ class Partition:
         rows = self.eligible(1)
         return (int(rows.keys[0]), int(rows.ids[0])) if len(rows.ids) else None
 
-    def candidates(self, count: int) -> Callable[[int], Row | None]:
-        """Return a function that returns the messages of `eligible(count)` by their number, for callers that need few.
-
-        It is valid until the partition changes.
-        """
+    def candidates(self, count: int) -> list[Row]:
+        """Return the messages of `eligible(count)` as tuples, last first: for callers that need a few."""
         if self.entries.stale or (self.fairness is not None and self.fairness.share.limit):
-            return dict(enumerate(tuples_of(self.eligible(count)))).get
-        return self.entries.heap.nth
+            return tuples_of(self.eligible(count))[::-1]
+        return self.entries.heap.first(count)
 
     def decide_lease(
         self, ids: I64, attempts: bytes, grants: list[ev.Grant], now: Now, seq: int, limit: int | None = None

@@ -150,10 +150,23 @@ class PartitionState:
             if mask.any():
                 wheel.insert((due + rows["ttl_ms"])[mask], keys[mask], ids[mask], positions[mask])
 
+    def apply_lease(self, event: ev.Leased, ids: list[int], keys: list[int], positions: list[int]) -> None:
+        """Apply a lease of the messages that were just read as the first. Like `apply`, which reads and compares them
+        again."""
+        if self.fairness is not None or self.entries.stale:
+            self.apply(event, event.at)
+            return
+        self.entries.heap.skip(len(ids))
+        self._grant(event, ids, keys, positions)
+        self.offset += len(ids)
+
     def _leased(self, event: ev.Leased, at: int) -> None:
-        entries = self.entries
         keys, positions = (self.fairness or self.entries).take_ready(event.ids, event.attempts)
-        ids = event.ids.tolist()
+        self._grant(event, event.ids.tolist(), keys, positions)
+
+    def _grant(self, event: ev.Leased, ids: list[int], keys: list[int], positions: list[int]) -> None:
+        """Record the leases of messages that have left the heap."""
+        entries = self.entries
         token, start = self.offset, 0
         if len(event.grants) == 1:
             entries.leases.grant(ids, token, positions, keys, event.grants[0], event.at)

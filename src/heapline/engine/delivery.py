@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from heapline.contract.errors import ResourceExhausted
-from heapline.core.events import I64, Grant, Leased
+from heapline.core.events import I64, Grant
 from heapline.core.leases import DEADLINE, KEY, POSITION, TOKEN
 from heapline.core.now import Now
 from heapline.core.partition import Partition
@@ -29,7 +29,7 @@ from heapline.core.record import (
 )
 from heapline.engine.counters import Counters
 from heapline.engine.local_spine import Heads
-from heapline.engine.topic import Topic
+from heapline.engine.topic import ChosenLease, Topic
 from heapline.journal.log import TopicLog
 
 NO_IDS: I64 = np.zeros(0, dtype=np.int64)
@@ -221,7 +221,8 @@ class Delivery:
             grants = _Grants(calls, counts, now).of(slice(total))
             seq = self._topic.take_seq(total)
             event = partition.decide_lease(ids, attempts_column(positions), grants, now, seq)
-            self._topic.emit(self._journal, partition, event, now)
+            columns = ids.tolist(), rows.keys[:total].tolist(), positions.tolist()
+            self._topic.emit_leases(self._journal, [(partition, event, *columns)], now)
             self.heads.taken[0] += total
             self._leased(calls, counts, LeasedRows(ids, tokens, positions, _deadlines(calls, counts, now)))
 
@@ -241,21 +242,22 @@ class Delivery:
         by_owner = owner.argsort(kind="stable")
         ids, positions = chosen.ids[by_owner], after_delivery(chosen.positions[by_owner])
         attempts, grants = attempts_column(positions), _Grants(calls, counts, now, by_owner)
+        columns = ids.tolist(), chosen.keys[by_owner].tolist(), positions.tolist()
         tokens: list[int] = []
-        events: list[tuple[Partition, Leased]] = []
+        leases: list[ChosenLease] = []
         start = 0
         for number, count, limit in zip(chosen.owners, given, limits, strict=True):
             if count:
                 partition, mine = self._topic.partitions[number], slice(start, start + count)
                 tokens += range(partition.state.offset, partition.state.offset + count)
                 event = partition.decide_lease(ids[mine], attempts[mine], grants.of(mine), now, seq, limit)
-                events.append((partition, event))
+                leases.append((partition, event, columns[0][mine], columns[1][mine], columns[2][mine]))
                 self.heads.taken[number] += count
                 start += count
-        self._topic.emit_leases(self._journal, events, now)
+        self._topic.emit_leases(self._journal, leases, now)
         order = by_owner.argsort()
-        columns = ids[order], np.array(tokens, dtype=np.int64)[order], positions[order]
-        self._leased(calls, counts, LeasedRows(*columns, _deadlines(calls, counts, now)))
+        leased = ids[order], np.array(tokens, dtype=np.int64)[order], positions[order]
+        self._leased(calls, counts, LeasedRows(*leased, _deadlines(calls, counts, now)))
 
     def _leased(self, calls: Sequence[PopCall], counts: Sequence[int], leased: LeasedRows) -> None:
         """Give each call its messages, best first."""

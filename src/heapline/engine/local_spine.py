@@ -18,8 +18,6 @@ leased either (best first), or its partition is skipped (the other strategies).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -184,29 +182,31 @@ class Heads:
 
     def _one_by_one(self, owners: list[int], want: int) -> Selection:
         """Select by a heap of heads. If each partition gives only a few rows, this costs less than numpy's calls."""
-        columns = self._keys[owners].tolist(), self._ids[owners].tolist(), range(len(owners)), repeat(-1)
-        heads = list(zip(*columns, strict=False))  # (key, id, owner, position); -1: not read yet
+        heads = list(zip(self._keys[owners].tolist(), self._ids[owners].tolist(), range(len(owners)), strict=True))
         heapq.heapify(heads)
-        given = [0] * len(owners)
-        nth: dict[int, Callable[[int], Row | None]] = {}
-        chosen: list[tuple[int, int, int, int]] = []
+        rests: dict[int, list[Row]] = {}  # of each owner that gave a message: its next ones, last first
+        chosen: list[Row] = []
+        owner: list[int] = []
         while heads and len(chosen) < want:
-            key, id, i, position = heads[0]
-            if not given[i]:
-                nth[i] = self._topic.partitions[owners[i]].candidates(want + 1)
-                first = nth[i](0)
-                assert first is not None, "a partition with a head has a first message"
-                position = first[2]
-            chosen.append((key, id, i, position))
-            given[i] += 1
-            after = nth[i](given[i])
-            if after is None:
-                heapq.heappop(heads)
+            i = heads[0][2]
+            rest = rests.get(i)
+            if rest is None:
+                rest = rests[i] = self._topic.partitions[owners[i]].candidates(DEPTH_MIN)
+            chosen.append(rest.pop())
+            owner.append(i)
+            if not rest:  # it gives more than usual
+                given = owner.count(i)
+                rest = rests[i] = self._topic.partitions[owners[i]].candidates(DEPTH_MIN * given)
+                del rest[-given:]
+            if rest:
+                heapq.heapreplace(heads, (rest[-1][0], rest[-1][1], i))
             else:
-                heapq.heapreplace(heads, (after[0], after[1], i, after[2]))
-        chosen += heapq.nsmallest(2, heads)  # of two partitions: enough to know what each one's others keep
-        keys, ids, owner, positions = (np.array(column, dtype=np.int64) for column in zip(*chosen, strict=True))
-        return Selection(owners, owner, keys, ids, positions)
+                heapq.heappop(heads)
+        for key, id, i in heapq.nsmallest(2, heads):  # of two partitions: enough to know what each one's others keep
+            chosen.append((key, id, 0))
+            owner.append(i)
+        keys, ids, positions = (np.array(column, dtype=np.int64) for column in zip(*chosen, strict=True))
+        return Selection(owners, np.array(owner), keys, ids, positions)
 
     def _owners(self, full: Index, want: int) -> list[int]:
         """Return the partitions that may hold any of the `want` best messages."""

@@ -52,7 +52,7 @@ from heapline.engine.groups.group_index import FOLLOWED, Following
 from heapline.journal.block import Block
 from heapline.journal.log import TopicLog
 from heapline.journal.segment import segment_path
-from heapline.journal.unit import SealedUnit, Unit
+from heapline.journal.unit import Frame, SealedUnit, Unit
 
 SETTLE_ROWS = 16384  # leases settled by one event
 array_head = struct.Struct(">BI").pack
@@ -65,6 +65,10 @@ _SEQUENCED = (
 
 _SHARED = frozenset((BatchPrepared, BatchCommitted, Paused, Resumed, ConfigChanged, Grown))
 FRAME_BYTES = 8  # of a frame without events
+
+
+#: A lease of a partition's first messages: its event, and their ids, keys, and positions with the new attempts.
+ChosenLease = tuple[Partition, Leased, list[int], list[int], list[int]]
 
 
 class _PendingFrame(msgspec.Struct):
@@ -200,18 +204,19 @@ class Topic:
         self._gather(partition, event, data)
         self._apply(partition, event, now.steady, None, None)
 
-    def emit_leases(self, journal: TopicLog, events: Sequence[tuple[Partition, Leased]], now: Now) -> None:
-        """Like `emit`, for lease events of several partitions. The turn plans their deadlines and nothing else."""
-        encoded = [encode_event(event) for _, event in events]
+    def emit_leases(self, journal: TopicLog, leases: Sequence[ChosenLease], now: Now) -> None:
+        """Like `emit`, for leases of the messages that were just chosen. The turn plans their deadlines and nothing
+        else."""
+        encoded = [encode_event(lease[1]) for lease in leases]
         total = sum(map(len, encoded))
         together = total <= TOGETHER_BYTES_MAX
         if together:
-            self.reserve(journal, total, now, blocks=0, frames=len(events))
-        for (partition, event), data in zip(events, encoded, strict=True):
+            self.reserve(journal, total, now, blocks=0, frames=len(leases))
+        for (partition, event, ids, keys, positions), data in zip(leases, encoded, strict=True):
             if not together:
                 self.reserve(journal, len(data), now, blocks=0)
             self._gather(partition, event, data)
-            partition.state.apply(event, now.steady)
+            partition.state.apply_lease(event, ids, keys, positions)
             if partition.needs_maintenance:
                 self.changed.add(partition.number)
             else:
@@ -271,9 +276,11 @@ class Topic:
         """Close the open unit. Return None if it is empty."""
         if not self.open_frames:
             return None
+        frames: list[Frame] = []
         for number, frame in self.open_frames.items():
             data = b"".join((array_head(0xDD, len(frame.events)), *frame.events))  # a msgpack array
-            journal.add_frame(number, frame.first_offset, frame.rows, data, frame.first_id)
+            frames.append(Frame(number, frame.first_offset, frame.rows, data, frame.first_id))
+        journal.add_frames(frames)
         unit = journal.seal(now.steady, now.wall)
         if unit is not None and self.following.groups.by_name:
             for number in self.open_frames:

@@ -1,10 +1,10 @@
 """The journal of one topic in one process: the durable order of everything that happens to its messages.
 
-It has two halves, connected by a queue of sealed units. The building half (`room`, `add_block`, `add_frame`, `seal`) is
-pure memory and runs on the event loop. The I/O half (`commit`, `prepare`, `sync`) runs in one committer thread, never
-concurrently with itself. Across threads, only integers are read. One turn of an engine:
+It has two halves, connected by a queue of sealed units. The building half (`room`, `add_block`, `add_frames`, `seal`)
+is pure memory and runs on the event loop. The I/O half (`commit`, `prepare`, `sync`) runs in one committer thread,
+never concurrently with itself. Across threads, only integers are read. One turn of an engine:
 
-    journal.room(block.nbytes + len(events)); journal.add_block(block); journal.add_frame(...)
+    journal.room(block.nbytes + len(events)); journal.add_block(block); journal.add_frames(...)
     journal.seal(now, wall); units = journal.take_sealed()
     # in the committer thread:
     if journal.wants_prepare: journal.prepare()
@@ -43,7 +43,7 @@ from heapline.journal.small_files import checkpoints_of
 from heapline.journal.snapshot import SnapshotStore
 from heapline.journal.spares import SparePool
 from heapline.journal.survey import Survey, Surveyor
-from heapline.journal.unit import SealedUnit, Unit
+from heapline.journal.unit import Frame, SealedUnit, Unit
 from heapline.journal.unit_planner import UnitPlanner
 from heapline.journal.writer import SegmentWriter, SyncPolicy
 
@@ -188,8 +188,8 @@ class Journal:
         self.cache.add(segment, offset, block, planner.open_unit_number)
         return segment, offset
 
-    def add_frame(self, partition: int, first_offset: int, rows: int, events: bytes, first_id: int = -1) -> None:
-        self._plan().add_frame(partition, first_offset, rows, events, first_id)
+    def add_frames(self, frames: Sequence[Frame]) -> None:
+        self._plan().add_frames(frames)
 
     def seal(self, time: int = 0, wall: int = 0) -> SealedUnit | None:
         """Fix the open unit, queue it and return it, or None if it is empty. Earlier units may be queued before it."""

@@ -7,6 +7,8 @@ necessary. Sealed units are queued until the committer takes them, in order. Use
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from heapline.journal.block import Block
 from heapline.journal.segment import FIRST_UNIT_AT
 from heapline.journal.unit import (
@@ -82,11 +84,12 @@ class UnitPlanner:
         self._meta_bound += BLOCK_ENTRY_BYTES
         return self.segment, self.offset + at
 
-    def add_frame(self, partition: int, first_offset: int, rows: int, events: bytes, first_id: int = -1) -> None:
-        more = len(events) + FRAME_ENTRY_BYTES
+    def add_frames(self, frames: Sequence[Frame]) -> None:
+        nbytes = sum([len(frame.events) for frame in frames])
+        more = nbytes + len(frames) * FRAME_ENTRY_BYTES
         if not self.fits(more):
-            raise ValueError(f"the open unit has no room for a frame of {len(events)} bytes; call room first")
-        self._frames.append(Frame(partition, first_offset, rows, events, first_id))
+            raise ValueError(f"the open unit has no room for frames of {nbytes} bytes; call room first")
+        self._frames += frames
         self._meta_bound += more
 
     def seal(self, time: int = 0, wall: int = 0) -> SealedUnit | None:

@@ -35,7 +35,7 @@ from heapline.journal.disk import Disk, Lock
 from heapline.journal.journal import Journal
 from heapline.journal.reclaim import delete_segment, held_by
 from heapline.journal.recovery import list_segments, read_header
-from heapline.journal.unit import SealedUnit
+from heapline.journal.unit import Frame, SealedUnit
 from heapline.logs import Log
 
 log = Log("heapline.sql")
@@ -210,7 +210,7 @@ class Wal:
         """Add a batch. Return its unit, and a future that is done when the batch is durable."""
         journal, data = self._require(), _encode(batch)
         journal.room(len(data), blocks=0, frames=1, wall=self._wall_ms())
-        journal.add_frame(0, 0, 0, data)
+        journal.add_frames([Frame(0, 0, 0, data)])
         unit = self.appended = journal.open_unit_number
         self._open_batches.setdefault(unit, []).append(batch)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -49,10 +49,9 @@ class Rig(BatchRig):
         if not ids:
             return []
         token = self.p.state.offset
-        event = self.p.decide_lease(
-            rows.ids, attempts_column(after_delivery(rows.positions)), grants, self.now, self.take_seq(len(ids))
-        )
-        self.emit(event)
+        delivered = after_delivery(rows.positions)
+        event = self.p.decide_lease(rows.ids, attempts_column(delivered), grants, self.now, self.take_seq(len(ids)))
+        self.emit(event, chosen=(ids, rows.keys.tolist(), delivered.tolist()))
         at = 0
         for grant in grants:
             for i in range(at, at + grant.count):

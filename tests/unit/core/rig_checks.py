@@ -120,8 +120,8 @@ class CheckingRig(JournalRig):
         line = self.model.line()
         assert rows.ids.tolist() == [m.id for m in line]
         assert attempts_of(rows.positions).tolist() == [m.attempts for m in line]
-        nth = p.candidates(len(line) + 1)
-        assert [row and row[1] for row in map(nth, range(len(line) + 1))] == [*[m.id for m in line], None]
+        for count in (1, len(line) + 1):
+            assert [row[1] for row in reversed(p.candidates(count))] == [m.id for m in line[:count]]
         head = p.head()
         assert (None if head is None else head[1]) == (line[0].id if line else None)
         wake, waits = p.next_wake_in(self.now), self.model.changes_in(self.now)

@@ -113,15 +113,23 @@ class JournalRig:
         self._seq += count
         return self._seq - count
 
-    def emit(self, event: AnyEvent, rows: Any = None, positions: Any = None, fairness: Any = None) -> None:
-        """Record an event and apply it; its state changes must be in the lifecycle table."""
+    def emit(
+        self, event: AnyEvent, rows: Any = None, positions: Any = None, fairness: Any = None, chosen: Any = None
+    ) -> None:
+        """Record an event and apply it; its state changes must be in the lifecycle table.
+
+        A lease may come with the columns of the messages that were just read. It is always replayed without them.
+        """
         self.log.append(Entry(encode_event(event), self.now.steady, rows, positions, fairness))
         ids = self._ids_of(event, rows)
         before = {id: self.state_of(id) for id in ids}
         shown = stream_of(event, self.p.state.offset, rows, positions).ids.tolist() if self.config.streams else []
         assert self.streamed.isdisjoint(shown), "a message enters the stream once"
         self.streamed.update(shown)
-        self.p.state.apply(event, self.now.steady, rows, positions, fairness)
+        if chosen is None:
+            self.p.state.apply(event, self.now.steady, rows, positions, fairness)
+        else:
+            self.p.state.apply_lease(event, *chosen)
         kind = KIND_NAMES[type(event)]
         for id in ids:
             step = (kind, before[id], self.state_of(id))

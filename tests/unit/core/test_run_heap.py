@@ -98,14 +98,15 @@ class SortedListModel(RuleBasedStateMachine):
             row = self.heap.pop_one()
             self.serve([] if row is None else [row], 1)
 
-    @rule(n=st.integers(0, 12))
-    def pop_few(self, n: int) -> None:
-        self.serve(self.heap.pop_few(n), n)
+    @rule(n=st.integers(1, 30))
+    def read_a_few(self, n: int) -> None:
+        assert order(self.heap.first(n)[::-1]) == order(self.model[:n])
 
-    @rule(n=st.integers(0, 12))
-    def read_one_by_one(self, n: int) -> None:
-        seen = [row for row in map(self.heap.nth, range(n)) if row is not None]
-        assert order(seen) == order(self.model[:n])
+    @rule(n=st.integers(1, 12), more=st.integers(0, 12))
+    def read_a_few_and_skip_some(self, n: int, more: int) -> None:
+        seen = self.heap.first(n + more)[::-1][:n]
+        self.heap.skip(len(seen))
+        self.serve(seen, n)
 
     @rule(n=st.integers(0, 40))
     def peek_twice(self, n: int) -> None:

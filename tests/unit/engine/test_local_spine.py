@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,12 +36,10 @@ class Box:
         self.looked_at += len(rows.ids)
         return rows
 
-    def candidates(self, count: int) -> Callable[[int], Any]:
-        def nth(n: int) -> Any:
-            self.looked_at += 1
-            return self.heap.nth(n)
-
-        return nth
+    def candidates(self, count: int) -> list[Any]:
+        rows = self.heap.first(count)
+        self.looked_at += len(rows)
+        return rows
 
 
 class World:

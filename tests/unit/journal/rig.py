@@ -21,7 +21,7 @@ from heapline.core.record import size_class
 from heapline.journal.block import make_block, new_rows
 from heapline.journal.disk import SECTOR, Buffer, File, Lock
 from heapline.journal.journal import Journal
-from heapline.journal.unit import Unit
+from heapline.journal.unit import Frame, Unit
 from heapline.journal.writer import SyncPolicy
 
 BLOCK = 4096
@@ -242,7 +242,7 @@ def put(
     events = b"events of %d" % first_id
     journal.room(block.nbytes + len(events), time=time)
     segment, at = journal.add_block(block)
-    journal.add_frame(partition, first_offset, len(payloads), events, first_id)
+    journal.add_frames([Frame(partition, first_offset, len(payloads), events, first_id)])
     sizes = size_class(np.array([len(p) for p in payloads], np.int64))
     positions: I64 = journal.layout.pack(segment, at + 80 * np.arange(len(payloads)), sizes, 0)
     return positions

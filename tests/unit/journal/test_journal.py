@@ -12,7 +12,7 @@ from heapline.journal.block import make_block, new_rows
 from heapline.journal.disk import RealDisk
 from heapline.journal.journal import Journal
 from heapline.journal.spares import SparePool
-from heapline.journal.unit import UNIT_BYTES_MAX
+from heapline.journal.unit import UNIT_BYTES_MAX, Frame
 from heapline.journal.unit_planner import BLOCK_ENTRY_BYTES, FRAME_ENTRY_BYTES
 from heapline.journal.writer import SyncPolicy
 from tests.unit.journal.rig import PATH, MemoryDisk, commit, contents, open_journal, policies, put, write_units
@@ -109,14 +109,14 @@ def test_adding_without_calling_room_is_rejected() -> None:
     with pytest.raises(ValueError, match="call room first"):
         journal.add_block(make_block(new_rows(1), None, [bytes(8000)]))
     with pytest.raises(ValueError, match="call room first"):
-        journal.add_frame(0, 0, 1, bytes(8000))
+        journal.add_frames([Frame(0, 0, 1, bytes(8000))])
 
 
 def test_bounds_of_meta_entries_hold_for_the_largest_numbers() -> None:
     journal, _ = open_journal(MemoryDisk(), segment_bytes=1 << 20)
     big = 2**63 - 1
     for _ in range(200):
-        journal.add_frame(big, big, big, b"", big)
+        journal.add_frames([Frame(big, big, big, b"", big)])
     planned = journal.open_bytes
     unit = journal.seal()
     assert unit is not None
@@ -246,7 +246,7 @@ def test_error_in_commit_poisons_the_journal(what: str) -> None:
         journal.prepare,
         journal.sync,
         lambda: journal.room(1),
-        lambda: journal.add_frame(0, 0, 0, b""),
+        lambda: journal.add_frames([Frame(0, 0, 0, b"")]),
         journal.seal,
     ):
         with pytest.raises(TopicReloading):

@@ -11,7 +11,7 @@ from heapline.journal import index as index_module
 from heapline.journal.journal import Journal
 from heapline.journal.reader import LogReader, Place
 from heapline.journal.recovery import scan
-from heapline.journal.unit import Unit
+from heapline.journal.unit import Frame, Unit
 from tests.unit.journal.rig import PATH, MemoryDisk, commit, contents, open_journal, put, write_units
 
 
@@ -29,7 +29,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> tuple[MemoryDisk, Journal]:
             if rng.random() < 0.3:
                 rows = rng.randrange(3)
                 journal.room(20)
-                journal.add_frame(partition, offsets[partition], rows, b"acked", -1)
+                journal.add_frames([Frame(partition, offsets[partition], rows, b"acked", -1)])
             else:
                 rows = rng.randrange(1, 5)
                 messages = [b"x" * rng.randrange(400)] * rows

@@ -31,7 +31,7 @@ def sealed(payloads: list[bytes], smalls: list[bytes] | None = None, events: byt
     rows = new_rows(len(payloads))
     rows["id"] = np.arange(len(payloads)) + 100
     planner.add_block(make_block(rows, smalls, payloads))
-    planner.add_frame(3, 40, len(payloads), events, 100)
+    planner.add_frames([Frame(3, 40, len(payloads), events, 100)])
     unit = planner.seal(5, 6)
     assert unit is not None
     parts, crc = unit.encode(prev_crc=1, durable_end=8, flags=0, seed=SEED)

@@ -50,6 +50,8 @@ __all__ = ["Rows", "Run", "RunHeap"]
 
 #: Estimated size of a tuple of three ints and its slot in a list.
 _SINGLE_BYTES = 168
+#: Rows that `first` turns into tuples at a time. It may be called for a thousand partitions.
+FEW_ROWS = 16
 
 
 class RunHeap:
@@ -85,7 +87,7 @@ class RunHeap:
         self._front = EMPTY
         self._front_serial = 0
         self._at = self._end = 0
-        # The rows of the front from `_at` on as tuples, last first; empty until the first pop of one row.
+        # Rows of the front from `_at` on as tuples, last first; empty until some are needed as tuples.
         self._block: list[Row] = []
         self._head: tuple[int, int] | None = None  # None: unknown
         self._work = 0
@@ -181,39 +183,30 @@ class RunHeap:
     def pop(self, n: int) -> Rows:
         """Remove and return the first n rows, or all if there are fewer."""
         rows = self.peek(n)
-        taken = len(rows.keys)
-        self._at += taken
-        self._head = None
-        if self._block:
-            del self._block[-taken or len(self._block) :]
+        self.skip(len(rows.keys))
         return rows
 
-    def pop_few(self, n: int) -> list[Row]:
-        """Like `pop`, with tuples. Up to about eight rows cost less one by one than as columns."""
-        self._fill(n)
-        keys, ids, positions = self._front
-        start, self._at = self._at, min(self._at + n, self._end)
+    def skip(self, n: int) -> None:
+        """Remove the first n rows, which `peek` or `first` have returned since the last change."""
+        self._at += n
         self._head = None
         if self._block:
-            del self._block[start - self._at or len(self._block) :]
-        return [(keys.item(i), ids.item(i), positions.item(i)) for i in range(start, self._at)]
+            del self._block[-n or len(self._block) :]
 
-    def nth(self, n: int) -> Row | None:
-        """Return the row that has n rows before it, or None if there are fewer."""
-        at = self._at + n
-        if self._singles or at >= self._end:
-            self._fill(n + 1)
-            at = self._at + n
-            if at >= self._end:
-                return None
-        keys, ids, positions = self._front
-        return keys.item(at), ids.item(at), positions.item(at)
+    def first(self, n: int) -> list[Row]:
+        """Return the first n rows, or all if fewer, as tuples and last first: for callers that need a few."""
+        if self._singles or self._at + n > self._end:
+            self._fill(n)
+        block = self._block
+        if len(block) < min(n, self._end - self._at):
+            block = self._load_block(max(n, FEW_ROWS))
+        return block[-n:]
 
     def pop_one(self) -> tuple[int, int, int] | None:
         """Remove and return the first row, (key, id, position), or None if there is none."""
         block, singles = self._block, self._singles
         if not block and (self._at < self._end or self._tiers.rows):
-            block = self._load_block()
+            block = self._load_block(self._block_rows)
         self._head = None
         if singles and (not block or singles[0] < block[-1]):
             return heapq.heappop(singles)
@@ -246,10 +239,10 @@ class RunHeap:
             have += len(pieces[-1].keys)
         self._set_front(join_rows(pieces))
 
-    def _load_block(self) -> list[Row]:
+    def _load_block(self, rows: int) -> list[Row]:
         if self._at == self._end:
             self._set_front(self._tiers.take(self._front_rows))
-        block = tuples_of(cut(self._front, self._at, min(self._at + self._block_rows, self._end)))
+        block = tuples_of(cut(self._front, self._at, min(self._at + rows, self._end)))
         block.reverse()
         self._block = block
         return block
