@@ -18,8 +18,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 import random
-import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from functools import partial
@@ -94,9 +94,9 @@ class Subscription:
         if type(credits) is not int or not 1 <= credits <= CREDITS_MAX:
             fail("credits", f"an integer from 1 to {CREDITS_MAX}", credits)
         self.topic, self.group = topic, group
-        self.member = member if member is not None else f"member-{secrets.token_hex(8)}"
+        self.member = member if member is not None else f"member-{os.urandom(8).hex()}"
         self._broker = broker
-        self._session = secrets.token_hex(16)
+        self._session = os.urandom(16).hex()
         self._credits, self._by_batches = credits, batches
         self._start, self._config = start, dict(config or {})
         self._on_assigned, self._on_revoked = on_assigned, on_revoked

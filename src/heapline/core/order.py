@@ -18,7 +18,6 @@ Mode and rate are fixed when a topic is created. This module does not handle tie
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import numpy as np
 
@@ -54,9 +53,9 @@ class Ordering:
         self._invert = mode == "max"
         # The rate in key units per millisecond, split: the integer part is multiplied in integers, and only the
         # fraction in floating point, where 41 bits of milliseconds leave it exact to 2^-11 units.
-        step = Fraction(aging or 0) * UNIT / 1000
-        self._whole = math.floor(step)
-        self._part = float(step - self._whole)
+        numerator, denominator = (aging or 0).as_integer_ratio()
+        self._whole, rest = divmod(numerator * UNIT, denominator * 1000)
+        self._part = rest / (denominator * 1000)
 
     def keys(self, priorities: I64, enqueued_at_ms: I64) -> I64:
         if self.aging is None:

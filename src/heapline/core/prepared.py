@@ -13,11 +13,11 @@ Which parts a commit names, and whether a part is complete across several topics
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from heapline.contract.errors import IdempotencyConflict, SnapshotCorrupt
 from heapline.core.events import EMPTY, I64, BatchAborted, BatchCommitted, BatchPrepared, KeyRows, Mask, ProducerRows
@@ -30,8 +30,7 @@ KEPT = np.dtype(
 COMMIT_BYTES_MAX = 128 << 10  # per event, unless a single part is larger: that fit into a unit when it arrived
 
 
-@dataclass(slots=True)
-class Share:
+class Share(msgspec.Struct):
     """The messages of one part in one partition."""
 
     topics: list[str]

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
 
 from heapline.clock import Clock, SteadyClock
 from heapline.contract.config import REOPENING_FIELDS, BrokerConfig, TopicConfig
@@ -56,8 +57,7 @@ class Recovered(NamedTuple):
     units: int  # applied after the snapshot
 
 
-@dataclass(eq=False)
-class Loader:
+class Loader(msgspec.Struct, eq=False):
     disk: Disk
     directory: str
     name: str

@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import functools
 import os
-import secrets
 from collections.abc import Callable, Coroutine
 from functools import cache, partial
+from random import SystemRandom
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -102,7 +102,7 @@ class TopicKeeper:
         self._io: Io | None = io
         self._clock: Clock = clock or SystemClock()
         self._draw: Draw = draw or _draw_jitter
-        self._draw_id_suffix = draw_id_suffix or partial(secrets.randbits, SUFFIX_BITS)  # once per topic
+        self._draw_id_suffix = draw_id_suffix or partial(SystemRandom().getrandbits, SUFFIX_BITS)  # once per topic
         self._runners: dict[str, TopicRunner] = {}
         self._refused: dict[str, CorruptionError] = {}
         self._budget = CacheBudget(self._config.cache_bytes)

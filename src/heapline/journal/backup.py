@@ -23,8 +23,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from heapline.contract.errors import JournalCorrupt, SnapshotCorrupt, UnavailableError
 from heapline.journal.disk import Disk, File

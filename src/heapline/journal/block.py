@@ -14,9 +14,9 @@ them as one buffer. The meaning of id, priority and due time is not known here.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -35,8 +35,7 @@ Rows = npt.NDArray[Any]
 _CHECKED = struct.Struct("<4x76s")
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """n records, ready to be added to a unit."""
 
     data: bytes

@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
+
+import msgspec
 
 from heapline.checksum import crc32c
 from heapline.contract.errors import UnknownFormat
@@ -40,8 +41,7 @@ _BODY = struct.Struct("<8sBB2xIQQQqQ4x")
 _READ_TRIES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Watermark:
+class Watermark(msgspec.Struct, frozen=True):
     durable: int
     visible: int
     segment: int  # segment of the visible unit

@@ -12,9 +12,9 @@ lease. If the segment was deleted in between, opening fails and the reader start
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from dataclasses import dataclass
+
+import msgspec
 
 from heapline.contract.errors import BadName, ConflictError
 from heapline.journal.disk import Disk
@@ -22,8 +22,7 @@ from heapline.journal.recovery import list_segments, read_header
 from heapline.journal.segment import index_path, segment_path
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderLease:
+class ReaderLease(msgspec.Struct, frozen=True):
     """A reader's claim to a segment and all later ones."""
 
     name: str
@@ -42,7 +41,7 @@ def write_lease(disk: Disk, directory: str, lease: ReaderLease) -> None:
     """Take or renew a lease: hold its segment and all later ones until it expires."""
     body = {"pid": lease.pid, "segment": lease.segment, "expires_at": lease.expires_at}
     disk.mkdir(f"{directory}/readers")
-    disk.write_file_atomic(_lease_path(directory, lease.name), json.dumps(body).encode())
+    disk.write_file_atomic(_lease_path(directory, lease.name), msgspec.json.encode(body))
 
 
 def hold_segments(disk: Disk, directory: str, name: str, first: int, until: int) -> None:
@@ -64,7 +63,7 @@ def read_leases(disk: Disk, directory: str, now: int) -> list[ReaderLease]:
     found = []
     for name in names:
         try:
-            body = json.loads(disk.read_file(_lease_path(directory, name)))
+            body = msgspec.json.decode(disk.read_file(_lease_path(directory, name)))
             lease = ReaderLease(name, int(body["pid"]), int(body["segment"]), int(body["expires_at"]))
         except FileNotFoundError:
             continue

@@ -17,9 +17,9 @@ import errno
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from heapline.accelerator import accelerated
@@ -43,14 +43,13 @@ class BadRecord(NamedTuple):
     detail: str
 
 
-@dataclass(slots=True)
-class Records:
+class Records(msgspec.Struct):
     """Records in the order of the requested positions. A missing or bad one has a zero row and b"" as bytes."""
 
     rows: Rows
     payloads: list[bytes]
     smalls: list[bytes]
-    bad: dict[int, BadRecord] = field(default_factory=dict)
+    bad: dict[int, BadRecord] = {}
 
     def fill(self, indexes: I64, others: Records) -> None:
         """Insert records that were read later."""

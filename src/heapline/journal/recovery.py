@@ -16,7 +16,8 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from heapline.contract.errors import BadRequest, JournalCorrupt
 from heapline.journal.disk import SECTOR, Disk, File
@@ -38,8 +39,7 @@ from heapline.journal.tail import Tail, is_torn
 from heapline.journal.unit import FLAG_RELAXED, Unit, crc_seed
 
 
-@dataclass(frozen=True, slots=True)
-class Torn:
+class Torn(msgspec.Struct, frozen=True):
     """A torn write: everything from `offset` to the end of the segment's file has to be zeroed."""
 
     segment: int

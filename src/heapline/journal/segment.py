@@ -23,7 +23,8 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from heapline.checksum import crc32c
 from heapline.contract.errors import JournalCorrupt, UnknownFormat
@@ -43,8 +44,7 @@ _HEADER = struct.Struct("<8sB7xQQQQqI")
 _U32 = struct.Struct("<I")
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentHeader:
+class SegmentHeader(msgspec.Struct, frozen=True):
     number: int
     capacity: int  # the file's largest size in bytes, header included
     incarnation: int

@@ -20,7 +20,6 @@ import contextlib
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -47,8 +46,7 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True):
     blobs: list[BlobRef]
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     unit: int
     state: bytes
     blobs: dict[str, memoryview]

@@ -22,8 +22,7 @@ lost as well. That looks exactly like a write that never happened.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from heapline.contract.errors import JournalCorrupt
@@ -44,8 +43,7 @@ from heapline.journal.unit import (
 _WORDS = SECTOR // 4
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
+class Tail(msgspec.Struct, frozen=True):
     """The bytes from where the next unit would start to the end of the file, and what is known about it."""
 
     path: str

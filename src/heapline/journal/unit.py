@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -136,8 +135,7 @@ def parse_header(data: Buffer, at: int, seed: int, path: str = "") -> UnitHeader
     return UnitHeader(fields[2], *fields[4:])
 
 
-@dataclass(frozen=True, slots=True)
-class SealedUnit:
+class SealedUnit(msgspec.Struct, frozen=True):
     """A unit whose position and content are fixed; its checksums are computed when it is written."""
 
     number: int
@@ -201,8 +199,7 @@ def _merge_small(parts: list[bytes]) -> list[Buffer]:
     return merged
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """A unit that was read back. `data` is a view of the read buffer: copy what you keep."""
 
     segment: int

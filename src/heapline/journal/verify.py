@@ -14,8 +14,8 @@ journal was reclaimed and no valid snapshot is below the cut. After a kill in be
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from heapline.checksum import crc32c
@@ -40,8 +40,7 @@ from heapline.journal.snapshot import SnapshotStore
 from heapline.journal.unit import UNIT_MAGIC, Unit, crc_seed, parse_header
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(msgspec.Struct, frozen=True):
     """One corrupt unit or record."""
 
     path: str
@@ -51,8 +50,7 @@ class Damage:
     is_record: bool = False  # one record in an otherwise valid unit
 
 
-@dataclass(slots=True)
-class Report:
+class Report(msgspec.Struct):
     """The findings. `damage` is empty for a valid journal. A torn last unit is not damage: opening cuts it."""
 
     path: str
@@ -64,15 +62,15 @@ class Report:
     rows: int = 0
     bytes: int = 0  # of valid units
     torn_unit: int = 0
-    damage: list[Damage] = field(default_factory=list)
+    damage: list[Damage] = []
     # Set by repair only.
     repaired: bool = False
     refused: str = ""  # why repair did nothing
     cut_from_unit: int = 0
-    lost_units: list[int] = field(default_factory=list)  # still readable after the cut, in the files set aside
+    lost_units: list[int] = []  # still readable after the cut, in the files set aside
     lost_frames: int = 0
     lost_rows: int = 0
-    set_aside: list[str] = field(default_factory=list)
+    set_aside: list[str] = []
 
     @property
     def ok(self) -> bool:
@@ -168,8 +166,7 @@ def _salvage_segment(file: File, number: int, incarnation: int) -> Iterator[Unit
         done = max(done, walk.at)
 
 
-@dataclass(slots=True)
-class GoodPart:
+class GoodPart(msgspec.Struct):
     """The consecutive valid units from the first segment on, and where they end."""
 
     first: SegmentHeader

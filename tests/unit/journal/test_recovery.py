@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 from crc32c import crc32c
+from msgspec.structs import replace
 
 from heapline.contract.errors import CorruptionError, JournalCorrupt, UnknownFormat
 from heapline.journal.disk import SECTOR

@@ -7,8 +7,8 @@ window judges a batch row by row with a `Verdict`. The caller decides what to an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -26,8 +26,7 @@ IN_DOUBT = 4
 NO_ID = -1
 
 
-@dataclass(slots=True)
-class Verdict:
+class Verdict(msgspec.Struct):
     """One status per row of a checked batch.
 
     A row that repeats something recorded earlier has the first message's id in `first_ids`. A row that repeats an

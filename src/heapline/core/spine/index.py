@@ -18,9 +18,10 @@ This module does not know the time or the purpose of a selection.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import pairwise
+
+import msgspec
 
 from heapline.contract.errors import BadRequest
 
@@ -32,11 +33,10 @@ _STALE_FACTOR = 4
 _STALE_MIN = 64
 
 
-@dataclass(slots=True)
-class Shown:
+class Shown(msgspec.Struct):
     """The candidates that one partition shows. `entries` is best last, so that taking the best pops from the end."""
 
-    entries: list[_Entry] = field(default_factory=list)
+    entries: list[_Entry] = []
     complete: bool = True
     throttled: str | None = None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import secrets
+import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from heapline.clock import Clock
@@ -37,7 +37,7 @@ class Hold:
 
     def __init__(self, runner: TopicRunner, clock: Clock, name: str | None = None, after_ms: int = AFTER_MS) -> None:
         self._runner, self._clock = runner, clock
-        token = secrets.token_hex(8) if name is None else hashlib.sha256(name.encode()).hexdigest()[:32]
+        token = os.urandom(8).hex() if name is None else hashlib.sha256(name.encode()).hexdigest()[:32]
         self._name = f"replay-{token}"
         self._next_ms = clock.boot_ms() + after_ms
         self._segment: int | None = None
