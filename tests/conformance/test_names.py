@@ -55,6 +55,7 @@ CALLS = {
     "offsets": ["topic"],
     "read_log": ["topic", "partition", "start", "end"],
     "close": [],
+    "leases_returned": [],
     "create_group": ["topic", "group", "start"],
     "get_group": ["topic", "group"],
     "list_groups": ["topic"],

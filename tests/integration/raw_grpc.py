@@ -165,7 +165,7 @@ class GrpcBroker(Transport):
 
     async def close(self) -> None:
         if self._is_open:
-            await self._leases.close()
+            await self._leases.wait()
             self._is_open = False
             await self._raw.close()
 

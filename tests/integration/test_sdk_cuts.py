@@ -122,6 +122,29 @@ async def test_leases_of_an_abandoned_pop_are_returned(cut: Cut, ends: str) -> N
     await until(lambda: nothing_leased(cut))
 
 
+@pytest.mark.parametrize("within", [False, True])
+async def test_closed_consumer_has_returned_what_its_last_pop_leased(
+    cut: Cut, within: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("heapline.client.consumer.CLOSE_SECONDS", 60.0)
+    monkeypatch.setattr("heapline.client.transports.transport.RETURN_SECONDS", 60.0)
+    hl = cut.hl.within(20) if within else cut.hl
+    consumer = hl.consume_batches("jobs") if within else hl.consume("jobs", visibility=3600)
+    waiting = asyncio.ensure_future(anext(consumer, None))
+    await cut.hl.stats("jobs")  # the pop was sent before
+    cut.proxy.hold()
+    await cut.rig.behind.enqueue("jobs", b"x")
+    await asyncio.wait_for(cut.proxy.taken.wait(), 20)
+    assert await cut.rig.leased() == 1
+    closing = asyncio.ensure_future(consumer.aclose())
+    await asyncio.wait({closing}, timeout=0.3)
+    assert not closing.done(), "no answer has arrived yet"
+    cut.proxy.flow()
+    await closing
+    assert await cut.rig.leased() == 0
+    assert await waiting is None
+
+
 async def test_ack_with_a_lost_response_reports_no_lost_lease(cut: Cut) -> None:
     one, two, three = await leased(cut, 3)
     await cut.lose_answer(one.ack())
@@ -299,7 +322,7 @@ async def test_every_call_of_the_contract_is_tried_with_a_lost_answer() -> None:
         "delete_schedule", "replay", "forget_sink",
     }  # fmt: skip
     calls = {name for name in dir(heapline.Broker) if not name.startswith("_")}
-    assert calls - {"do", "stream", "features"} == set(STATE) | elsewhere
+    assert calls - {"do", "stream", "features", "leases_returned"} == set(STATE) | elsewhere
 
 
 async def test_reschedule_whose_answer_was_lost_is_good(cut: Cut) -> None:

@@ -53,7 +53,7 @@ async def test_call_to_the_only_server_ends_at_its_deadline_with_the_cause(
     silence: Silence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer, "SILENCE_SECONDS", 600.0)
-    monkeypatch.setattr(transport, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(transport, "RETURN_SECONDS", 0.1)
     async with heapline.connect(silence.first.target, deadline=40) as hl:
         await hl.enqueue("jobs", b"before")
         silence.first.vanish()

@@ -33,7 +33,7 @@ T = TypeVar("T")
 PREFETCH = 1
 PREFETCH_MAX = 100_000
 POP_WAIT = 20.0  # seconds that one pop waits
-CLOSE_SECONDS = 2.0  # for messages that the server has already sent
+CLOSE_SECONDS = 2.0  # for messages that the server has already sent, and for leases of the last pop to be returned
 EXTEND_BATCH = 1000
 CROWD = 32  # coroutines that iterate or process, per prefetched message; with more of them prefetching does not help
 VISIBILITY = 30.0  # seconds, for a topic whose settings the caller may not read
@@ -245,6 +245,7 @@ class Prefetcher:
             finally:
                 closing.cancel()
                 popping.cancel()
+                await asyncio.wait({popping})  # it may leave leases to return
             self._granted = 0
 
     async def _credits(self) -> AsyncIterator[int]:
@@ -392,6 +393,9 @@ class Prefetcher:
         for task in (fetching, extending):
             task.cancel()
         await asyncio.wait({fetching, extending})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._broker.leases_returned()
         unstarted = list(self._here)
         self._here.clear()
         self._leases.clear()

@@ -37,7 +37,7 @@ from heapline.contract.leases import Ack, Bury, Nack, Release
 from heapline.contract.message import Message
 
 R = TypeVar("R")
-CLOSE_SECONDS = 5.0  # for prefetched messages to be returned
+CLOSE_SECONDS = 5.0  # for prefetched messages to be returned, and for calls in progress to be answered
 SETTLES = (Ack, Nack, Release, Bury)
 
 
@@ -108,7 +108,7 @@ class ConnectedBroker(Broker):
         self._loop = asyncio.get_running_loop()
         self._retrying = Retrying(self._endpoints, self._connect, self._deadline)
         idempotent = Idempotent(Traced(self._retrying), self._deadline)
-        self._coalescing = Coalescing(idempotent, self._retrying.background.spawn, self._deadline)
+        self._coalescing = Coalescing(idempotent, self._deadline)
         return self._coalescing
 
     def _connect(self, endpoint: str) -> Transport:
@@ -146,11 +146,15 @@ class ConnectedBroker(Broker):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await asyncio.gather(*(p.close() for found in self._prefetchers if (p := found()) is not None))
-        await retrying.background.close()
+        await coalescing.sent(CLOSE_SECONDS)
         coalescing.end(closed())
         await retrying.close()
-        await retrying.background.close()
+        await coalescing.sent(CLOSE_SECONDS)
         self._loop = self._retrying = self._coalescing = None
+
+    async def leases_returned(self) -> None:
+        if self._retrying is not None and self._loop is asyncio.get_running_loop():
+            await self._retrying.leases.wait()
 
     async def renew(self, api_key: str) -> None:
         """Replace the key or token before the old one expires. Calls and consumers in progress continue.
@@ -247,6 +251,9 @@ class _Within(ConnectedBroker):
 
     async def close(self) -> None:
         await self._client.close()
+
+    async def leases_returned(self) -> None:
+        await self._client.leases_returned()
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
         until = asyncio.get_running_loop().time() + self._seconds

@@ -669,6 +669,9 @@ class Broker(Methods):
     async def close(self) -> None:
         raise NotImplementedError
 
+    async def leases_returned(self) -> None:
+        """Wait, for some seconds at most, until what cancelled pops have leased is returned."""
+
     def subscribe(
         self,
         topic: str,

@@ -270,7 +270,7 @@ async def test_closed_client_raises_closed_and_can_be_closed_twice() -> None:
 
 
 async def test_calls_that_wait_when_a_client_closes_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("heapline.client.transports.transport.CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("heapline.client.sdk.CLOSE_SECONDS", 0.05)
     hl = heapline.connect("127.0.0.1:1", deadline=60)
     waiting = [asyncio.ensure_future(hl.enqueue("jobs", b"%d" % i)) for i in range(3)]
     await asyncio.sleep(0.01)

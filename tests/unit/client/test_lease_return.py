@@ -41,7 +41,7 @@ async def cancelled(transport: Silent, command: Pop) -> None:
     popping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await popping
-    await transport._leases.close()
+    await transport.leases_returned()
 
 
 async def test_cancelled_pop_is_repeated_under_its_request_id_and_its_leases_are_released() -> None:

@@ -388,7 +388,7 @@ def test_leases_of_a_cancelled_pop_are_released_unless_repeatable(
         world.script = [leased(1, 2), Settled()]
         with pytest.raises(asyncio.CancelledError):
             await popping
-        await world.retrying.background.close()
+        await world.retrying.leases.wait()
 
     run(go())
     first, *rest = world.commands

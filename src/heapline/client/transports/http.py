@@ -52,7 +52,7 @@ class HttpBroker(Transport):
         )
 
     async def close(self) -> None:
-        await self._leases.close()
+        await self._leases.wait()
         client, self._client_or_none = self._client_or_none, None
         if client is not None:
             await client.aclose()

@@ -51,7 +51,7 @@ class NativeBroker(Transport):
         self._is_closed = False
 
     async def close(self) -> None:
-        await self._leases.close()
+        await self._leases.wait()
         await self._compressed.close()
         self._is_closed = True
         if self._connecting is not None:

@@ -32,23 +32,19 @@ NO_KEY = (
     "HEAPLINE_API_KEY_FILE and use heapline.connect_from_env. The first admin key is in admin.key in the server's data "
     "directory; on this machine it is found if HEAPLINE_DATA names that directory"
 )
-CLOSE_SECONDS = 5.0  # for tasks that still return leases when their broker closes
+RETURN_SECONDS = 5.0  # that is waited for leases to be returned, when a consumer or the broker closes
 BATCH_BYTES = 16 << 20  # of payloads in one request; larger batches that need not be atomic are sent in pieces
 
 
-class LeaseReturn(OwnedTasks):
-    """Tasks of a broker that outlive the calls they were started for, and end when the broker closes.
-
-    They return the leases of a pop whose caller is gone, so that its messages do not wait until their deadline.
-    """
+class LeaseReturn:
+    """Returns the leases of a pop whose caller is gone, so that its messages do not wait until their deadline."""
 
     def __init__(self, do: Callable[[Any], Awaitable[Any]]) -> None:
-        super().__init__()
-        self._do = do
+        self._do, self._tasks = do, OwnedTasks()
 
     def abandon(self, pop: Pop) -> None:
         """Return what this pop, which has a request id, has leased or still leases."""
-        self.spawn(self._release(pop))
+        self._tasks.spawn(self._release(pop))
 
     async def _release(self, pop: Pop) -> None:
         """Repeat the pop to learn what it leased: a repeat under the same request id returns the same leases."""
@@ -57,8 +53,9 @@ class LeaseReturn(OwnedTasks):
             if (m := leased.messages) is not None:
                 await self._do(Release(pop.topic, LeaseKeys(m.ids, m.tokens)))
 
-    async def close(self) -> None:
-        await self.join(CLOSE_SECONDS)
+    async def wait(self) -> None:
+        """Wait for those that are being returned, for some seconds at most."""
+        await self._tasks.join(RETURN_SECONDS)
 
 
 class Transport(Broker):
@@ -80,6 +77,9 @@ class Transport(Broker):
     def open(self) -> None:
         """Be ready for calls. Connects when the first call is made."""
         raise NotImplementedError
+
+    async def leases_returned(self) -> None:
+        await self._leases.wait()
 
     async def renew(self, credential: str) -> None:
         """Use another credential of the same caller from now on, on open connections too."""

@@ -27,6 +27,7 @@ from heapline.contract.call import HERE, Command, Context, Feed
 from heapline.contract.config import canonical_topic
 from heapline.contract.leases import Ack, LeaseKeys, Settled
 from heapline.contract.messages import Enqueue, EnqueueBatch, enqueued, pack_messages
+from heapline.owned_tasks import OwnedTasks
 
 R = TypeVar("R")
 JOINED_MAX, JOINED_BYTES_MAX = 500, 512 << 10  # a larger batch is sent alone
@@ -36,17 +37,17 @@ FEW = 2  # a batch is small if the recent ones were more than this many times as
 PACE_SECONDS = 0.05  # that a small batch waits at most: some round trips, and little compared with a lease
 #: Sends a batch, with the last deadline in it, and returns the result or the error of each call.
 Send = Callable[[list["Pending"], float], Awaitable[Sequence[Any]]]
-Own = Callable[[Coroutine[Any, Any, None]], object]
 
 
 class Coalescing:
     """Needs an Idempotent below it: batches that were joined and refused are sent again under their numbers.
 
-    `own` runs a task in the background; `deadline` is in seconds.
+    `deadline` is in seconds.
     """
 
-    def __init__(self, inner: Idempotent, own: Own, deadline: float) -> None:
-        self._inner, self._own, self._deadline = inner, own, deadline
+    def __init__(self, inner: Idempotent, deadline: float) -> None:
+        self._inner, self._deadline = inner, deadline
+        self._tasks = OwnedTasks()
         self._loop = asyncio.get_running_loop()
         self._pacers: defaultdict[str, Pacer] = defaultdict(Pacer)
         self._lanes: dict[tuple[Any, str], Lane] = {}  # by command and topic, as callers spell it
@@ -76,6 +77,10 @@ class Coalescing:
     def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
         return self._inner.stream(feed, context)
 
+    async def sent(self, seconds: float) -> None:
+        """Wait until the calls that were made are answered, for `seconds` at most."""
+        await self._tasks.join(seconds)
+
     def end(self, error: Exception) -> None:
         """Send nothing more; waiting callers raise `error`."""
         for lane in self._lanes.values():
@@ -95,13 +100,13 @@ class Coalescing:
             return deadline_exceeded(rpc, self._deadline, IN_DOUBT if is_sent else UNSENT)
 
         if kind is EnqueueBatch:
-            return Lane(Batcher(), self._send_batches(topic), self._own, deadline_error, width=2)
+            return Lane(Batcher(), self._send_batches(topic), self._tasks.spawn, deadline_error, width=2)
         pacer = self._pacers[topic]
         if kind is Enqueue:
-            return Lane(Batcher(), self._send_enqueues(topic), self._own, deadline_error, pacer=pacer)
+            return Lane(Batcher(), self._send_enqueues(topic), self._tasks.spawn, deadline_error, pacer=pacer)
         # The result names lost leases by message, so two leases of one message go in different batches.
         batcher = Batcher(distinct_by=lambda leases: bytes(leases.ids))
-        return Lane(batcher, self._send_acks(topic), self._own, deadline_error, pacer=pacer)
+        return Lane(batcher, self._send_acks(topic), self._tasks.spawn, deadline_error, pacer=pacer)
 
     def _send_enqueues(self, topic: str) -> Send:
         async def send(batch: list[Pending], until: float) -> list[Any]:

@@ -71,7 +71,7 @@ class Retrying:
         self._closing = OwnedTasks()
         self._is_closed = False
         self._name, self._pops = secrets.token_hex(8), count(1)
-        self.background = LeaseReturn(self.do)
+        self.leases = LeaseReturn(self.do)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class Retrying:
             return await self.do(command, context)
         except (asyncio.CancelledError, DeadlineExceeded) as error:
             if getattr(error, "reached", True):
-                self.background.abandon(command)
+                self.leases.abandon(command)
             raise
 
     async def _try_until_deadline(self, command: Any, context: Context) -> tuple[Any, bool]:
@@ -219,6 +219,7 @@ class Retrying:
                 await link.transport.renew(credential)
 
     async def close(self) -> None:
+        await self.leases.wait()
         self._is_closed = True
         self._link = None
         links, self._links = self._links, set()
