@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import heapline
 from heapline.client.target import ClientTls
+from heapline.client.transports.blocking_calls import BlockingCalls
 from heapline.client.transports.http import HttpBroker
 from heapline.client.transports.native import NativeBroker
 from heapline.contract.errors import BadRequest, Closed, UnavailableError
+from heapline.contract.topics import ListTopics
 from heapline.wire.frames import peer
 from tests.integration.cuttable_client import answered, fill
 from tests.integration.http_rig import HttpRig
@@ -85,3 +88,15 @@ async def test_http_transport_reports_a_stopped_server_as_unavailable(tmp_path: 
 def test_tls_files_for_a_plain_target_are_rejected() -> None:
     with pytest.raises(BadRequest, match="does not use TLS"):
         NativeBroker("heapline://q:1", tls=ClientTls())
+
+
+@pytest.mark.parametrize("port", ["grpc_port", "http_port"])
+async def test_other_ports_of_the_server_are_refused_at_once(port: str, rig: Rig) -> None:
+    target = f"127.0.0.1:{getattr(rig.server, port)}"
+    wrong = f"{target} is not a native port of Heapline: the peer speaks HTTP or gRPC.*; give the port of"
+    async with heapline.connect(target, deadline=600) as hl:
+        with pytest.raises(BadRequest, match=wrong):
+            await hl.list_topics()
+    calls = BlockingCalls([target], None, retry_seconds=600)
+    with pytest.raises(BadRequest, match=wrong):
+        await asyncio.to_thread(calls.do, ListTopics())

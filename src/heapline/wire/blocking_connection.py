@@ -33,7 +33,7 @@ from heapline.contract.leases import LeaseKeys, Release
 from heapline.contract.topics import GetTopic
 from heapline.wire import codec, error_codes
 from heapline.wire.compressed_topics import CompressionSettings
-from heapline.wire.connection import unreached
+from heapline.wire.connection import other_protocol, unreached
 from heapline.wire.frames import Body, ClientFrames, End, Error, GoAway, Headers, Item, ProtocolError, Response
 
 R = TypeVar("R")
@@ -232,6 +232,8 @@ class BlockingConnection:
             while self._frames.welcome is None:
                 if self._refusal is not None:
                     raise self._refusal
+                if self._frames.is_other_protocol:
+                    raise other_protocol(self._address, self._frames.failure)
                 self._check_usable()
                 if time.monotonic() >= until:
                     raise unreached(self._address, TimeoutError())

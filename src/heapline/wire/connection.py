@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import heapline
-from heapline.contract.errors import Closed, DeadlineExceeded, HeaplineError, UnavailableError
+from heapline.contract.errors import BadRequest, Closed, DeadlineExceeded, HeaplineError, UnavailableError
 from heapline.wire import codec
 from heapline.wire.compressed_topics import CompressedTopics
 from heapline.wire.frames import (
@@ -34,6 +34,7 @@ from heapline.wire.frames import (
 
 CONNECT_SECONDS = 10.0
 FEED_CREDITS = 4  # items of a feed on their way; one may have several megabytes
+NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")  # OpenSSL's words for a peer without TLS
 CLIENT = f"heapline {heapline.__version__}"
 
 
@@ -174,6 +175,8 @@ class ClientConnection(FrameProtocol):
             raise unreached(address, error) from None
         except BaseException:
             connection.abort()
+            if connection._frames.is_other_protocol:
+                raise other_protocol(address, connection._frames.failure) from None
             raise
         return connection
 
@@ -458,13 +461,27 @@ class _FeedItems:
             self._news.set_result(None)
 
 
-def unreached(address: Any, error: BaseException) -> UnavailableError:
+def unreached(address: Any, error: BaseException) -> HeaplineError:
     """The error of a server that no call has reached."""
-    where = address if isinstance(address, str) else f"{address[0]}:{address[1]}"
+    if isinstance(error, ssl.SSLError) and error.reason in NO_TLS:
+        return other_protocol(address, "the peer does not use TLS")
+    where = _shown(address)
     why = "no answer" if isinstance(error, TimeoutError) else str(error)
     found = UnavailableError(f"cannot connect to {where}: {why}; check the address, and retry")
     found.reached = False
     return found
+
+
+def other_protocol(address: Any, why: object) -> BadRequest:
+    """The error of a port that is not a native one. Trying again would not help."""
+    return BadRequest(
+        f"{_shown(address)} is not a native port of Heapline: {why}; give the port of `heapline serve --port` (7400 by "
+        "default), as heapline+tls://host:port if the server has TLS, or its HTTP port as http://host:port"
+    )
+
+
+def _shown(address: Any) -> str:
+    return address if isinstance(address, str) else f"{address[0]}:{address[1]}"
 
 
 def with_alpn(context: ssl.SSLContext) -> ssl.SSLContext:

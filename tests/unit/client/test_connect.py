@@ -221,16 +221,39 @@ async def test_unreachable_server_is_reported_after_the_deadline(monkeypatch: py
     ]  # fmt: skip
 
 
-async def test_port_of_another_protocol_is_named_at_the_deadline() -> None:
+@pytest.mark.parametrize(
+    ("scheme", "answered", "says"),
+    [
+        ("", b"HTTP/1.1 400 Bad Request\r\n\r\n", "is not a native port of Heapline: the peer speaks HTTP or gRPC"),
+        ("", b"\x15\x03\x03\x00\x02\x02\x46", "is not a native port of Heapline: the peer speaks TLS"),
+        ("", b"SSH-2.0-OpenSSH_9.7\r\n", "is not a native port of Heapline: a frame of"),
+        ("heapline+tls://", b"HTTP/1.1 400 Bad Request\r\n\r\n", "native port of Heapline: the peer does not use TLS"),
+        ("https://", b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not answer with HTTPS; give the port of"),
+        ("http://", b"\x00\x00\x1e\x04\x00\x00\x00\x00\x00\r\n\r\n", "does not answer with HTTP; give the port of"),
+    ],
+)
+async def test_port_of_another_protocol_is_refused_at_once(scheme: str, answered: bytes, says: str) -> None:
+    connections = 0
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        nonlocal connections
+        connections += 1
+        await reader.read(1)
+        writer.write(answered)
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
-        port = listener.sockets[0].getsockname()[1]
-        async with heapline.connect(f"127.0.0.1:{port}", deadline=1.0) as hl:
-            with pytest.raises(DeadlineExceeded, match="the peer speaks HTTP or gRPC, not Heapline's native protocol"):
+        target = f"{scheme}127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        async with heapline.connect(target, deadline=600.0) as hl:
+            with pytest.raises(BadRequest, match=says):
                 await hl.list_topics()
+    assert connections == 1, "it was not tried again"
+
+
+async def test_http_server_that_cannot_be_reached_was_not_reached() -> None:
+    async with heapline.connect("http://127.0.0.1:1", deadline=0.3) as hl:
+        with pytest.raises(DeadlineExceeded, match=r"could not connect to http://127\.0\.0\.1:1, so nothing changed"):
+            await hl.enqueue("jobs", b"x")
 
 
 async def test_bad_deadline_of_a_call_is_refused() -> None:

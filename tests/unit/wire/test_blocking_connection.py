@@ -21,6 +21,7 @@ from heapline.contract.columns import pack
 from heapline.contract.config import TopicConfig
 from heapline.contract.dead_letters import DeleteDeadLetters
 from heapline.contract.errors import (
+    BadRequest,
     Closed,
     DeadlineExceeded,
     HeaplineError,
@@ -147,7 +148,7 @@ def test_peer_that_is_not_a_native_server_is_named() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(UnavailableError, match="speaks HTTP or gRPC"):
+        with pytest.raises(BadRequest, match="is not a native port of Heapline: the peer speaks HTTP or gRPC"):
             connect(listener.getsockname())
         thread.join()
 

@@ -11,8 +11,9 @@ import msgspec
 from heapline.client.target import ClientTls
 from heapline.client.transports.transport import Transport, closed, seconds_left
 from heapline.contract.call import HERE, Command, Context, Feed
-from heapline.contract.errors import DeadlineExceeded, HeaplineError, UnavailableError, Unsupported
+from heapline.contract.errors import BadRequest, DeadlineExceeded, HeaplineError, UnavailableError, Unsupported
 from heapline.wire import error_codes
+from heapline.wire.connection import NO_TLS
 from heapline.wire.json import ROUTES, ErrorResponse, JsonOptions, Route, read_error
 
 R = TypeVar("R")
@@ -75,7 +76,7 @@ class HttpBroker(Transport):
         try:
             response = await client.send(request)
         except (httpx.HTTPError, RuntimeError) as error:
-            raise _connection_error(error, route.facts.rpc, client.is_closed) from None
+            raise self._connection_error(error, route.facts.rpc) from None
         if response.status_code >= 300:
             raise heapline_error(response.status_code, response.content)
         result: R = route.decode(response.content)
@@ -113,7 +114,25 @@ class HttpBroker(Transport):
             finally:
                 await response.aclose()
         except (httpx.HTTPError, RuntimeError) as error:
-            raise _connection_error(error, route.facts.rpc, client.is_closed) from None
+            raise self._connection_error(error, route.facts.rpc) from None
+
+    def _connection_error(self, error: Exception, rpc: str) -> Exception:
+        if self._client_or_none is None:
+            return closed()
+        if isinstance(error, HeaplineError | RuntimeError):
+            return error  # a RuntimeError of an open client is a bug
+        if isinstance(error, httpx.TimeoutException):
+            return DeadlineExceeded(rpc)
+        if any(sign in str(error) for sign in (*NO_TLS, "illegal status line", "illegal request line")):
+            return BadRequest(
+                f"{self._url} does not answer with {self._url.partition(':')[0].upper()}; give the port of `heapline "
+                "serve --http-port` (7480 by default) as http://host:port, as https://host:port if the server has TLS, "
+                "or its native port as host:port"
+            )
+        why = str(error) or type(error).__name__
+        failed = UnavailableError(f"the connection to {self._url} failed ({why}); check that it serves HTTP")
+        failed.reached = not isinstance(error, httpx.ConnectError)
+        return failed
 
 
 def _route(call: Any) -> Route:
@@ -132,13 +151,3 @@ def heapline_error(status: int, content: bytes) -> HeaplineError:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return error_codes.of_code(code, f"the server answered with status {status}")
     return read_error(response, code)
-
-
-def _connection_error(error: Exception, rpc: str, is_closed: bool) -> Exception:
-    if is_closed:
-        return closed()
-    if isinstance(error, HeaplineError | RuntimeError):
-        return error  # a RuntimeError of an open client is a bug
-    if isinstance(error, httpx.TimeoutException):
-        return DeadlineExceeded(rpc)
-    return UnavailableError(f"the connection to the server failed ({type(error).__name__}); retry")

@@ -123,6 +123,9 @@ class FrameReader:
             else:
                 frames.append((kind, command, request, None, body))
             at = end
+        if not self._bodies and size - at >= 4 and (length := int.from_bytes(data[at : at + 4], "little")) > length_max:
+            self.violation = self._too_long(data[at:], length)  # less than a header, as in an alert of TLS
+            return frames
         if at < size:
             self._chunks, self._have, self._need = [data[at:] if at else data], size - at, need
         return frames
@@ -131,7 +134,7 @@ class FrameReader:
         if not self._bodies:  # before the handshake: the peer may have confused ports
             for protocol, signs in OTHER_PROTOCOLS.items():
                 if start.startswith(signs):
-                    return ProtocolError(f"the peer speaks {protocol}, not Heapline's native protocol; check the port")
+                    return ProtocolError(f"the peer speaks {protocol}, not Heapline's native protocol")
         return ProtocolError(f"a frame of {length} bytes is over the limit of {self.length_max}")
 
     def _special(self, kind: int, flags: int, command: int, request: int, body: Body) -> Frame | None:

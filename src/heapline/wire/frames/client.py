@@ -73,6 +73,11 @@ class ClientFrames(Peer):
             raise BadRequest(f"HELLO has {len(body)} bytes; the limit is {LENGTH_MAX_BEFORE_WELCOME}")
         self._writer.put_first(HELLO, 0, body)
 
+    @property
+    def is_other_protocol(self) -> bool:
+        """Whether the peer has answered HELLO with something else than Heapline's native protocol."""
+        return self.welcome is None and self.failure is not None
+
     def may_wait(self, command: int) -> bool:
         """Return whether a command counts against the window of waiting calls."""
         return command in self._waiting_commands

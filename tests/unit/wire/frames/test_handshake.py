@@ -138,6 +138,8 @@ def test_credential_that_does_not_fit_is_rejected_in_the_client() -> None:
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "speaks HTTP or gRPC"),
         (b"\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x00", "speaks HTTP or gRPC"),
         (b"\x15\x03\x03\x00\x02\x02\x46\x00\x00\x00\x00\x00", "speaks TLS"),
+        (b"\x15\x03\x03\x00\x02\x02\x46", "speaks TLS"),  # all that a peer with TLS answers
+        (b"SSH-2.0-x", "a frame of [0-9]+ bytes is over the limit"),
         (frame(Kind.RESPONSE, 1), "RESPONSE is not expected here"),
         (frame(Kind.WELCOME, body=b"\x81\xa7version\x05"), "version 5 of the protocol, which was not offered"),
         (frame(Kind.WELCOME, body=b"\x82\xa7version\x01\xa8features\x91\xa1x"), "features that were not offered"),
