@@ -1,7 +1,7 @@
-"""A broker whose disk and I/O a test holds in its hands: jobs run one after the other on the loop, or wait until told.
+"""A broker whose disk and I/O a test controls: jobs run one after the other on the loop, or wait until released.
 
-Without threads and without real files, what a test sees depends on nothing but what it does. Time is the real loop's
-for waiting and a FakeClock for the broker.
+Without threads and real files, results depend only on what the test does. Waits use the real loop's time, the broker a
+FakeClock.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class StepIo(Io):
                 future.set_result(result)
 
     def release(self) -> None:
-        """Let what is held run, and what comes later too."""
+        """Run the held jobs, and all later ones."""
         self.hold.clear()
         self.step(len(self.held))
 
     def step(self, count: int = 1) -> None:
-        """Let so many of those that are held run."""
+        """Run this many of the held jobs."""
         for _ in range(count):
             self._do(*self.held.pop(0))
 
@@ -92,7 +92,7 @@ class Rig:
         return (await self.hl.create_topic(name, **{**SMALL, **config})).config
 
     def runner(self, name: str = "jobs") -> TopicRunner:
-        """The one place where these tests look inside."""
+        """The only access of these tests to internals."""
         return self.hl._runners[name]
 
     def files(self, ending: str) -> list[str]:
@@ -121,7 +121,7 @@ async def settle(turns: int = 50) -> None:
 
 
 async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for something that comes by itself, however slow the machine."""
+    """Wait for an event that happens without a call, however slow the machine."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - it may be anything
             await asyncio.sleep(0.001)

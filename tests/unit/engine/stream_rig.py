@@ -1,6 +1,6 @@
-"""Groups on a rig without the calls for them: what the log side keeps is looked at directly.
+"""Groups on a rig without the calls for them: tests read the log side's state directly.
 
-`told` is the stream as a reader of the journal sees it: what memory must agree with.
+`told` is the stream as a reader of the journal sees it; memory must agree with it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from heapline.engine.runner import TopicRunner
 async def make_group(
     runner: TopicRunner, name: str = "g", at: list[tuple[int, int]] | None = None, **fields: Any
 ) -> None:
-    """A group in every partition, at these (offset, count), or from the beginning on."""
+    """Add a group in every partition, at these (offset, count), or from the beginning."""
     starts = [(number, *(at[number] if at else (0, 0))) for number in range(len(runner.loaded.topic.partitions))]
     await record(runner, lambda now: Groups.decide_create(name, GroupConfig(**fields), starts, now.steady))
 
 
 async def record(runner: TopicRunner, decide: Any) -> None:
-    """Have events recorded: `decide(now)` gives (partition, event) pairs."""
+    """Record events: `decide(now)` returns (partition, event) pairs."""
 
     def run(now: Now) -> None:
         for number, event in decide(now):
@@ -38,7 +38,7 @@ async def record(runner: TopicRunner, decide: Any) -> None:
 
 
 async def ack_below(runner: TopicRunner, offset: int, partition: int = 0, name: str = "g") -> None:
-    """The group reads from where it is, and acks all rows below an offset."""
+    """Let the group read from its position and ack all rows below an offset."""
     offsets = runner.loaded.topic.groups.by_name[name].partitions[partition]
     tail = runner.loaded.topic.tails[partition]
     assert tail is not None
@@ -55,7 +55,7 @@ async def ack_below(runner: TopicRunner, offset: int, partition: int = 0, name: 
 
 
 async def told(runner: TopicRunner, partition: int = 0) -> Columns:
-    """The stream rows of a partition as its journal tells them, from its start on."""
+    """Return the stream rows of a partition according to its journal, from its start on."""
     return await runner.io.run(partial(_told, runner, partition))
 
 

@@ -14,7 +14,7 @@ from heapline.engine.admission import SHARE_ROWS
 from tests.unit.engine import held_io
 
 
-def test_row_that_repeats_a_refused_row_of_its_batch_is_not_taken_for_a_duplicate() -> None:
+def test_row_that_repeats_a_refused_row_of_its_batch_is_not_a_duplicate() -> None:
     async def scene(rig: held_io.Rig) -> None:
         hl = await rig.opened()
         who = {"producer_id": "p", "epoch": await hl.open_producer("jobs", "p")}
@@ -45,7 +45,7 @@ async def together(hl: Any, sizes: list[int]) -> list[list[int]]:
     return [[partition_of(result.id) for result in results] for results in await asyncio.gather(*batches)]
 
 
-def test_calls_of_a_turn_share_a_partition_and_turns_take_partitions_in_turn() -> None:
+def test_calls_of_a_turn_share_a_partition_and_turns_rotate_partitions() -> None:
     async def scene(rig: held_io.Rig) -> None:
         hl = await rig.opened(partitions=3)
         used = []

@@ -23,7 +23,7 @@ async def test_enqueues_wait_while_too_much_is_uncommitted(size: int) -> None:
             tasks.append(asyncio.create_task(rig.hl.enqueue_batch("jobs", messages)))
             await settle(3)
         taken = rig.runner().counters.enqueued * size
-        assert 3 * MiB < taken < 8 * MiB, "what is let in is about the limit"
+        assert 3 * MiB < taken < 8 * MiB, "accepted bytes are about the limit"
         rig.io.release()
         await asyncio.gather(*tasks)
         assert rig.runner().counters.enqueued * size == 20_000_000

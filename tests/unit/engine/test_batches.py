@@ -56,7 +56,7 @@ NOTHING: tuple[list[str], list[str]] = ([], [])
 
 @functools.cache
 def topics_on_disk(system: bool) -> FakeDisk:
-    """A disk with two topics, all of it durable; with the system journal, or before it was first needed."""
+    """Create a disk with two durable topics; with the system journal, or before it was first needed."""
     node = Node(0, BrokerConfig(spare_segment_bytes=0))
 
     async def make() -> None:
@@ -70,17 +70,17 @@ def topics_on_disk(system: bool) -> FakeDisk:
 
 
 class Crashing:
-    """Prepares and commits over two topics, with the power cut at a given disk operation; then looks what is left."""
+    """Prepare and commit over two topics, cut the power at a given disk operation, then check what is left."""
 
     def __init__(self, seed: int, system: bool = True) -> None:
         self.node = Node(seed, BrokerConfig(spare_segment_bytes=0, reclaim_interval=3600.0))
         self.node.disk = topics_on_disk(system).crash(self.node.rng)
         self.answered: list[str] = []
         self.seen: list[tuple[list[str], list[str]]] = []
-        self.steps = 0  # that the work took
+        self.steps = 0  # disk operations of the work
 
     def run(self, steps: int, steps_of_open: int | None = None) -> bool:
-        """Whether the power was cut before all was done."""
+        """Whether the power was cut before the end."""
         cut = self.node.live(lambda: [self._work(steps)]) == "crash"
         if steps_of_open is not None:
             self.node.disk.cut_power_in(steps_of_open)
@@ -125,13 +125,15 @@ class Crashing:
 
     def judge(self) -> None:
         committed = "commit" in self.answered
-        assert self.seen[0] == WANTED or not committed, "an answered commit is there"
-        assert self.seen[0] == NOTHING or {"1", "2", "loser"} <= set(self.answered), "nothing is committed unasked"
-        assert [found for found in self.seen if found != NOTHING] == [WANTED], "all of it, once"
+        assert self.seen[0] == WANTED or not committed, "an answered commit is visible"
+        assert self.seen[0] == NOTHING or {"1", "2", "loser"} <= set(self.answered), (
+            "nothing is committed without a request"
+        )
+        assert [found for found in self.seen if found != NOTHING] == [WANTED], "each message once"
 
 
 def crash_everywhere(system: bool, stride: int) -> set[tuple[bool, bool]]:
-    """Cut the power after so many disk operations, and more, until all is done: (was it there?, was it answered?)"""
+    """Cut the power after one disk operation, two, and so on until the end: (was it visible?, was it answered?)"""
     first_seen = set()
     for steps in range(0, 1000, stride):
         world = Crashing(steps, system)
@@ -140,21 +142,21 @@ def crash_everywhere(system: bool, stride: int) -> set[tuple[bool, bool]]:
         first_seen.add((bool(world.seen[0][0]), "commit" in world.answered))
         if not cut:
             return first_seen
-    pytest.fail("it never came to its end")
+    pytest.fail("it never finished")
 
 
-def test_crash_while_the_system_journal_is_made_leaves_all_or_nothing() -> None:
+def test_crash_while_the_system_journal_is_created_leaves_all_or_nothing() -> None:
     assert {(False, False), (True, True)} <= crash_everywhere(system=False, stride=2)
 
 
 def test_crash_at_every_step_leaves_all_or_nothing_over_both_topics() -> None:
     first_seen = crash_everywhere(system=True, stride=1)
-    assert first_seen == {(False, False), (True, False), (True, True)}, "decided without an answer, too"
+    assert first_seen == {(False, False), (True, False), (True, True)}, "some are decided without an answer"
 
 
 @pytest.mark.parametrize("steps_of_open", range(10, 60, 10))
 def test_crash_while_a_crash_is_being_recovered_changes_nothing(steps_of_open: int) -> None:
-    """The power goes when the decision is durable and not all topics have recorded it, and again while opening."""
+    """The power fails when the decision is durable but not all topics have recorded it, and again while opening."""
     whole = Crashing(steps_of_open)
     assert not whole.run(1 << 30)
     for back in (1, 3):
@@ -189,7 +191,7 @@ def test_prepare_interrupted_between_topics_is_completed_by_repeating_it() -> No
 
         for coroutine in (work, look):
             node.live(lambda coroutine=coroutine: [coroutine()])  # type: ignore[misc]
-    assert partial, "a crash between the topics was met"
+    assert partial, "one crash was between the topics"
 
 
 # -- all at once -------------------------------------------------------------------------------------------------------
@@ -218,7 +220,7 @@ async def test_waiting_pops_are_woken_by_a_commit() -> None:
 
 async def test_nothing_is_visible_before_the_decision_is_durable() -> None:
     async with opened() as rig:
-        await rig.hl.commit_batch("first", [])  # the system journal is there
+        await rig.hl.commit_batch("first", [])  # the system journal exists
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
         rig.io.hold = {"commit"}
         commit = asyncio.ensure_future(rig.hl.commit_batch("batch", ["1"]))
@@ -272,7 +274,7 @@ async def test_commit_continues_when_its_caller_is_cancelled() -> None:
         assert await rig.hl.commit_batch("batch", ["1"]) == 2
 
 
-async def test_part_prepared_while_the_commit_is_under_way_is_dropped_with_the_losers() -> None:
+async def test_part_prepared_during_the_commit_is_dropped_with_unnamed_parts() -> None:
     async with opened() as rig:
         await rig.hl.commit_batch("first", [])
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
@@ -364,7 +366,7 @@ async def test_decision_with_a_failed_write_can_be_repeated() -> None:
 
 @pytest.mark.parametrize("operation", ["fdatasync", "pwritev"])
 async def test_write_that_fails_at_any_step_of_a_commit_leaves_all_or_nothing(operation: str) -> None:
-    """No crash: topics are loaded again while the broker goes on, and the commit is repeated."""
+    """No crash: topics are reloaded while the broker runs, and the commit is repeated."""
     failed = 0
     for after in range(6):
         async with opened() as rig:
@@ -388,11 +390,11 @@ async def test_write_that_fails_at_any_step_of_a_commit_leaves_all_or_nothing(op
             assert (await taken(rig.hl, "jobs"), await taken(rig.hl, "b")) == (["x"], ["y"])
             await rig.reopen()
             assert (await taken(rig.hl, "jobs"), await taken(rig.hl, "b")) == NOTHING
-    assert failed, "some commit did not get its answer"
+    assert failed, "some commit was not answered"
 
 
 async def unsure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next decision becomes durable, and its caller gets no answer."""
+    """Make the next decision durable without answering its caller."""
     await rig.hl.commit_batch("first", [])
     system = rig.hl.batches.decisions.topic.runner
     assert system is not None
@@ -411,7 +413,7 @@ async def test_durable_decision_in_doubt_is_found_and_applied(monkeypatch: pytes
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
         with pytest.raises(TopicReloading):
             await rig.hl.commit_batch("batch", ["1"])
-        await until(lambda: rig.runner().loaded.topic.ready == 1)  # without anybody asking
+        await until(lambda: rig.runner().loaded.topic.ready == 1)  # without a call
         assert await rig.hl.commit_batch("batch", ["1"]) == 1
         assert await taken(rig.hl, "jobs") == ["x"]
 
@@ -449,7 +451,7 @@ async def test_decisions_in_doubt_are_read_once_for_all_callers(monkeypatch: pyt
         assert rig.io.ran["load"] == before + 1
 
 
-async def test_abort_after_a_commit_in_doubt_finds_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_abort_after_a_commit_in_doubt_resolves_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as rig:
         await unsure(rig, monkeypatch)
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
@@ -482,7 +484,7 @@ async def test_full_disk_refuses_parts_and_decisions_and_lets_aborts_through() -
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
         rig.disk.capacity = rig.disk.used
         with pytest.raises(StorageFull):
-            await rig.hl.commit_batch("batch", ["1"])  # the system journal cannot be made
+            await rig.hl.commit_batch("batch", ["1"])  # the system journal cannot be created
         rig.disk.capacity = None
         assert await rig.hl.commit_batch("batch", ["1"]) == 1
 
@@ -490,7 +492,7 @@ async def test_full_disk_refuses_parts_and_decisions_and_lets_aborts_through() -
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 
-async def test_damaged_system_journal_keeps_batches_from_being_decided_and_nothing_else() -> None:
+async def test_damaged_system_journal_only_prevents_batch_decisions() -> None:
     rig = Rig()
     await rig.open()
     await rig.topic()
@@ -514,7 +516,7 @@ async def test_damaged_system_journal_keeps_batches_from_being_decided_and_nothi
     await rig.hl.close()
 
 
-async def test_system_journal_that_cannot_be_read_keeps_no_topic_shut(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreadable_system_journal_does_not_keep_topics_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topics, "LOAD_PAUSES", (0.0, 0.0))
     rig = Rig()
     await rig.open()
@@ -545,7 +547,7 @@ async def test_batch_is_aborted_when_its_last_part_is_older_than_the_timeout() -
         await rig.topic("b")
         await rig.hl.prepare_batch("batch", "2", some("y"), topic="b")
         rig.clock.advance(2 * HOUR)
-        assert await coordinator.abort_overdue(24 * HOUR) == 0, "its youngest part is two hours old"
+        assert await coordinator.abort_overdue(24 * HOUR) == 0, "its newest part is two hours old"
         with pytest.raises(BatchInDoubt):
             await rig.hl.enqueue("jobs", b"x", idempotency_key="k")
         rig.clock.advance(22 * HOUR)
@@ -554,7 +556,7 @@ async def test_batch_is_aborted_when_its_last_part_is_older_than_the_timeout() -
         assert not (await rig.hl.enqueue("jobs", b"other", idempotency_key="k")).duplicate
 
 
-async def test_timeout_is_watched_without_being_asked() -> None:
+async def test_timeout_is_enforced_without_a_call() -> None:
     async with opened(batch_timeout=0.02) as rig:
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
         rig.clock.advance(1.0)
@@ -570,7 +572,7 @@ async def test_committed_batch_is_never_timed_out() -> None:
         assert await taken(rig.hl, "jobs") == ["x"]
 
 
-async def test_old_decision_is_forgotten_and_a_late_repeat_fails_instead_of_doubling() -> None:
+async def test_old_decision_is_forgotten_and_a_late_repeat_fails_instead_of_duplicating() -> None:
     async with opened() as rig:
         coordinator = rig.hl.batches
         for batch in ("old", "new"):
@@ -611,17 +613,17 @@ async def test_decision_is_forgotten_only_when_its_effects_are_durable(fsync: st
         await rig.hl.prepare_batch("batch", "1", {"fast": some("x"), "jobs": some("y")})
         await rig.hl.commit_batch("batch", ["1"])
         journal = rig.runner("fast").loaded.journal
-        assert journal.durable_unit < journal.written_unit, "that it was carried out is not durable yet"
+        assert journal.durable_unit < journal.written_unit, "its application is not durable yet"
         rig.clock.advance(1000 * HOUR)
         await rig.hl.batches.forget_old(HOUR)
         assert await rig.hl.list_batches() == []
         assert journal.durable_unit == journal.written_unit
 
 
-# -- upkeep ------------------------------------------------------------------------------------------------------------
+# -- maintenance -------------------------------------------------------------------------------------------------------
 
 
-async def test_segment_with_prepared_records_is_rewritten_and_the_parts_stay_good() -> None:
+async def test_segment_with_prepared_records_is_rewritten_and_the_parts_stay_valid() -> None:
     async with opened(rewrite_below=0.9) as rig:
         await rig.hl.prepare_batch("batch", "1", some("x", "y", idempotency_key=None), topic="jobs")
         for _ in range(3):
@@ -656,7 +658,7 @@ async def test_large_part_is_one_unit_and_commits_in_events_that_fit() -> None:
 
 
 async def test_relaxed_fsync_policy_keeps_batches_whole() -> None:
-    """The decision is always synced, so what it rests on must be too, before it."""
+    """The decision is always synced, so the parts it depends on must be synced before it."""
     async with opened() as rig:
         await rig.topic("fast", fsync="os")
         await rig.hl.prepare_batch("batch", "1", {"fast": some("x"), "jobs": some("y")})
@@ -670,7 +672,7 @@ async def test_relaxed_fsync_policy_keeps_batches_whole() -> None:
         await other.hl.close()
 
 
-def test_system_topic_has_a_name_that_no_user_can_write() -> None:
+def test_system_topic_has_a_name_that_users_cannot_use() -> None:
     with pytest.raises(BadName):
         parse_topic(f"{internal_topic.NAMESPACE}/{decisions.NAME}")
     check_config(internal_topic.CONFIG)

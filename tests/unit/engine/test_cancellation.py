@@ -11,7 +11,7 @@ from tests.unit.engine import held_io
 from tests.unit.engine.rig import opened, settle
 
 
-async def test_pop_cancelled_after_its_lease_was_decided_gives_the_message_back() -> None:
+async def test_pop_cancelled_after_its_lease_was_decided_releases_the_message() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")
         rig.io.hold = {"commit"}
@@ -25,7 +25,7 @@ async def test_pop_cancelled_after_its_lease_was_decided_gives_the_message_back(
         assert (m.payload, m.attempts) == (b"x", 1)
 
 
-async def test_pop_cancelled_while_its_records_are_read_gives_the_messages_back() -> None:
+async def test_pop_cancelled_while_its_records_are_read_releases_the_messages() -> None:
     async with opened(cache_bytes=0) as rig:
         await rig.hl.enqueue("jobs", b"x" * 1000)
         hl = await rig.reopen()
@@ -39,13 +39,13 @@ async def test_pop_cancelled_while_its_records_are_read_gives_the_messages_back(
         assert len(await hl.pop("jobs", wait=5)) == 1
 
 
-async def test_pop_cancelled_as_its_answer_arrives_gives_the_message_back() -> None:
+async def test_pop_cancelled_as_its_answer_arrives_releases_the_message() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")
         rig.io.hold = {"commit"}
         pop = asyncio.create_task(rig.hl.pop("jobs"))
         await settle()
-        rig.io.release()  # sets the answer; the one who asked has not run yet
+        rig.io.release()  # sets the answer; its caller has not run yet
         await asyncio.sleep(0)
         pop.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -62,9 +62,7 @@ async def test_pop_cancelled_with_an_empty_result_changes_nothing(partitions: in
         pop = asyncio.create_task(rig.hl.pop("many", wait=60))
         await settle()
         (call,) = runner.turns.pops
-        call.future.set_result(
-            Leased("many")
-        )  # what a wait that is over is answered with; the one who asked has not run yet
+        call.future.set_result(Leased("many"))  # the answer of a wait that ended; its caller has not run yet
         pop.cancel()
         with pytest.raises(asyncio.CancelledError):
             await pop
@@ -86,7 +84,7 @@ async def test_cancelled_waiting_pop_is_forgotten() -> None:
         assert not rig.runner().turns.pops
 
 
-async def test_pop_given_up_by_a_timeout_of_the_callers_own() -> None:
+async def test_pop_cancelled_by_the_caller_s_timeout_leaves_no_waiter() -> None:
     async with opened() as rig:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
@@ -118,7 +116,7 @@ async def test_cancelled_ack_is_still_recorded() -> None:
         await settle()
         rig.io.release()
         assert (await rig.hl.get("jobs", m.id)).state == "acked"
-        await m.ack()  # repeated, for its answer was lost
+        await m.ack()  # repeated, because its answer was lost
 
 
 def test_cancelled_pop_does_not_release_leases_of_its_repetition() -> None:
@@ -152,7 +150,7 @@ def test_cancelled_create_topic_does_not_drop_another_topic_from_the_catalog() -
         await held_io.spin()
         other = asyncio.ensure_future(hl.create_topic("b", **held_io.SMALL))
         await held_io.spin()
-        assert not other.done()  # it waits until the thread of the first has ended
+        assert not other.done()  # it waits until the thread of the first one has ended
         rig.io.let_go()
         await other
         await hl.enqueue("a", b"x")

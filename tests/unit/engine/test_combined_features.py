@@ -1,5 +1,5 @@
-"""Many partitions with everything on at once: turns, a limit per key, a rate, freshness, strategies, throttling,
-growth, prepared batches, changed settings and failed writes. Everything is delivered, and nothing is stuck."""
+"""Many partitions with all features together: turns, a limit per key, a rate, freshness, strategies, throttling,
+growth, prepared batches, changed settings and failed writes. Everything is delivered, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class World:
         self.rig = Rig(fire_slice=self.rng.choice((3, 64)))
         self.limit = self.rng.choice((1, 2))
         self.sent: set[bytes] = set()
-        self.doubtful: set[bytes] = set()  # whose enqueue got no answer
+        self.doubtful: set[bytes] = set()  # whose enqueue was not answered
         self.batches: dict[str, list[bytes]] = {}
         self.held: dict[int, Message] = {}
         self.acked: Counter[bytes] = Counter()
@@ -58,7 +58,7 @@ class World:
         )  # fmt: skip
         try:
             await getattr(self, f"_{verb}")()
-        except (HeaplineError, OSError):  # making the system's own topic may fail
+        except (HeaplineError, OSError):  # creating the system topic may fail
             await self.until_serving()
 
     async def until_serving(self) -> None:
@@ -99,7 +99,7 @@ class World:
         for message in self.rng.sample(list(self.held.values()), round(len(self.held) * share)):
             ref = LeaseRef("jobs", message.id, message.token)
             verb = self.rng.choice(("ack", "ack", "nack", "release"))
-            del self.held[message.id]  # also if there is no answer: the lease may have ended then
+            del self.held[message.id]  # even without an answer: the lease may have ended then
             if verb == "ack":
                 try:
                     await self.rig.hl.ack(ref)
@@ -121,7 +121,7 @@ class World:
 
     async def _settings(self) -> None:
         rng = self.rng
-        # A lower limit would hold only once leases have ended: it is only raised here.
+        # A lower limit would apply only once leases have ended, so it is only raised here.
         self.limit += rng.random() < 0.1
         rate, freshness = rng.choice((0.0, 200.0, 1000.0)), rng.choice((0.0, 0.02, 0.3))
         await self.rig.hl.update_topic(
@@ -170,7 +170,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_everything_is_delivered_once_and_limits_hold_whatever_is_on(
+async def test_everything_is_delivered_once_and_limits_hold_with_all_features(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(seed)
@@ -178,7 +178,7 @@ async def test_everything_is_delivered_once_and_limits_hold_whatever_is_on(
     def anywhere(keys: list[bytes], partitions: int) -> Any:
         return np.array([world.rng.randrange(partitions) for _ in keys], dtype=np.int64)
 
-    if seed % 2:  # keys lie in several partitions, as after many growths
+    if seed % 2:  # keys are in several partitions, as after many growths
         monkeypatch.setattr(admission, "place", anywhere)
     await world.open()
     for _ in range(STEPS):

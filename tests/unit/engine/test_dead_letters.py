@@ -44,7 +44,7 @@ class Visits:
 
 @pytest.mark.parametrize("partitions", [1, 3])
 @pytest.mark.parametrize("count", [400, 4000])
-async def test_page_visits_as_many_letters_as_it_returns(
+async def test_page_reads_as_many_letters_as_it_returns(
     monkeypatch: pytest.MonkeyPatch, count: int, partitions: int
 ) -> None:
     async with opened(topic={"partitions": partitions}) as rig:
@@ -98,7 +98,7 @@ async def test_slice_reads_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyP
         assert max(read) <= dead_letters.SLICE_BYTES
 
 
-async def test_replay_takes_slices_in_order_and_not_those_that_die_meanwhile() -> None:
+async def test_replay_takes_slices_in_order_and_skips_letters_that_die_meanwhile() -> None:
     async with opened(topic={"partitions": 3}) as rig:
         ids = [id for _ in range(6) for id in await bury(rig, 200)]
         slices = dead_letters.find(rig.runner(), None, None)

@@ -30,7 +30,7 @@ async def with_topic(**config: Any) -> AsyncIterator[tuple[Rig, EmbeddedBroker]]
 
 @pytest.fixture
 def placed() -> Iterator[None]:
-    """A message lies in the partition that its key, or else its fairness key, ends with: "a2" in the third."""
+    """The last character of the key, or else of the fairness key, is the partition: "a2" is in the third."""
 
     def where(keys: list[bytes], partitions: int) -> Any:
         return np.array([int(key[-1:]) for key in keys], dtype=np.int64)
@@ -58,7 +58,7 @@ async def test_prepared_messages_keep_their_turns_and_keys_across_a_restart(tmp_
 
 
 @pytest.mark.usefixtures("placed")
-async def test_messages_that_a_limit_holds_back_do_not_hide_the_best_of_another_partition() -> None:
+async def test_blocked_messages_do_not_hide_the_best_of_another_partition() -> None:
     async with with_topic(fairness="keys", max_inflight_per_key=1, partitions=3) as (rig, hl):
         partitions = rig.runner().loaded.topic.partitions
         await hl.enqueue("jobs", b"best", priority=1, fairness_key="x0")
@@ -67,7 +67,7 @@ async def test_messages_that_a_limit_holds_back_do_not_hide_the_best_of_another_
         with mock.patch.object(admission, "place", lambda keys, _: np.ones(len(keys), dtype=np.int64)):
             await hl.enqueue(
                 "jobs", b"held back", priority=2, fairness_key="x0"
-            )  # as after a growth: the key lies in two
+            )  # as after a growth: the key is in two
         assert [p.entries.ready for p in partitions] == [2, 1, 1]
         assert [m.payload for m in await hl.pop("jobs", 2)] == [b"best", b"third"]
 
@@ -108,7 +108,7 @@ async def test_freshness_counts_from_arrival_even_while_nothing_is_served(blocke
 
 @pytest.mark.usefixtures("placed")
 @pytest.mark.parametrize("strategy", ["round_robin", "weighted"])
-async def test_pops_that_take_fewer_than_they_ask_for_still_serve_all_partitions(strategy: str) -> None:
+async def test_pops_that_get_fewer_than_requested_still_serve_all_partitions(strategy: str) -> None:
     async with with_topic(partitions=3, strategy=strategy) as (_, hl):
         for number in range(3):
             await hl.enqueue_batch("jobs", [Outgoing(b"%d" % number, key=f"k{number}")] * 9)
@@ -126,7 +126,7 @@ async def test_turns_are_not_spent_on_blocked_messages() -> None:
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-async def test_stats_count_by_priority_where_keys_take_turns_and_some_are_held_back(mode: str) -> None:
+async def test_stats_of_a_fair_topic_count_by_priority_with_blocked_messages(mode: str) -> None:
     async with with_topic(mode=mode, fairness="keys", max_inflight_per_key=1) as (rig, hl):
         await hl.enqueue("jobs", b"", priority=-3, fairness_key="a")
         rig.clock.advance(100)

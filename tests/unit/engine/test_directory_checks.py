@@ -62,7 +62,7 @@ async def test_topics_newer_than_a_restored_catalog_are_not_deleted() -> None:
         assert (await rig.hl.stats("newer")).ready == 1
 
 
-async def test_folder_of_a_deleted_topic_is_swept() -> None:
+async def test_folder_of_a_deleted_topic_is_removed() -> None:
     async with opened() as rig:
         await rig.hl.delete_topic("jobs")
         await rig.topic("jobs")
@@ -80,7 +80,7 @@ async def test_time_passes_while_closed_even_if_the_clock_was_ahead() -> None:
         await rig.reopen()
         await rig.hl.enqueue("jobs", b"x", delay=3600)
         await rig.hl.close()
-        rig.clock.jump_wall(-86_400)  # set right, while the broker is closed
+        rig.clock.jump_wall(-86_400)  # corrected while the broker is closed
         await rig.open()
         await rig.hl.enqueue("jobs", b"mark", priority=9)
         await rig.hl.close()
@@ -102,7 +102,7 @@ async def test_producer_resends_after_a_reload_without_duplicates(atomic: bool) 
         assert sorted(m.payload for m in await rig.hl.pop("jobs", 10)) == [b"first", b"second"]
 
 
-async def test_small_segments_bring_a_small_payload_limit_by_default() -> None:
+async def test_small_segments_imply_a_small_default_payload_limit() -> None:
     async with opened() as rig:
         info = await rig.hl.create_topic("small", segment_bytes=SMALL["segment_bytes"])
         assert info.config.max_payload_bytes == SMALL["segment_bytes"] // 2

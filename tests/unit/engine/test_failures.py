@@ -63,7 +63,7 @@ async def test_calls_during_the_reload_raise_topic_reloading() -> None:
         await rig.hl.enqueue("jobs", b"x")
 
 
-async def test_pop_that_waits_outlives_the_reload() -> None:
+async def test_waiting_pop_survives_the_reload() -> None:
     async with opened() as rig:
         pop = asyncio.create_task(rig.hl.pop("jobs", wait=60))
         await settle()
@@ -75,7 +75,7 @@ async def test_pop_that_waits_outlives_the_reload() -> None:
         assert [m.payload for m in await pop] == [b"y"]
 
 
-async def test_lease_whose_commit_failed_was_never_given() -> None:
+async def test_lease_whose_commit_failed_was_never_delivered() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")
         rig.disk.inject("pwritev", path=SEGMENT)
@@ -197,7 +197,7 @@ async def test_corrupt_record_does_not_affect_other_pops_of_its_turn() -> None:
         assert [m.payload[:1] for answer in answers for m in answer] == [b"A", b"B", b"E", b"D"]
 
 
-async def test_records_that_cannot_be_read_now_are_given_back() -> None:
+async def test_messages_with_temporarily_unreadable_records_are_released() -> None:
     async with opened(cache_bytes=0) as rig:
         await rig.hl.enqueue("jobs", b"x" * 2000)
         hl = await rig.reopen()
@@ -253,7 +253,7 @@ def test_reload_does_not_move_the_time_that_leases_run_on(jump: float) -> None:
     held_io.play(scene)
 
 
-def test_pop_in_a_turn_that_fails_is_refused_rather_than_forgotten() -> None:
+def test_pop_in_a_turn_that_fails_raises_instead_of_hanging() -> None:
     async def scene(rig: held_io.Rig) -> None:
         hl = await rig.opened()
         await hl.enqueue("jobs", b"x")

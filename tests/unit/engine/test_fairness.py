@@ -21,7 +21,7 @@ from tests.unit.engine.rig import SMALL, Rig
 
 @pytest.fixture
 def scattered() -> Iterator[None]:
-    """Keys lie anywhere, as those do whose topic has grown."""
+    """Keys can be in any partition, as after a growth."""
     rng = random.Random(1)
 
     def anywhere(keys: list[bytes], partitions: int) -> Any:
@@ -32,7 +32,7 @@ def scattered() -> Iterator[None]:
 
 
 async def serve_all(world: EmbeddedWorld, rng: random.Random, limit: int, expected: int) -> list[str]:
-    """Pop, end leases in many ways and restart until all are acked; the limit holds at every moment."""
+    """Pop, end leases in many ways and restart until all are acked; the limit always holds."""
     held: dict[int, Message] = {}
     acked: list[str] = []
     idle = 0
@@ -44,7 +44,7 @@ async def serve_all(world: EmbeddedWorld, rng: random.Random, limit: int, expect
         keys = Counter(m.fairness_key for m in held.values())
         assert all(count <= limit for key, count in keys.items() if key is not None)
         idle = 0 if got or held else idle + 1
-        assert idle < 3, "nothing is out, and nothing comes"
+        assert idle < 3, "nothing is leased, and nothing is delivered"
         for message in rng.sample(list(held.values()), k=len(held) // 2 + (len(held) == 1)):
             ref = LeaseRef("jobs", message.id, message.token)
             del held[message.id]
@@ -81,12 +81,12 @@ async def test_key_limit_holds_across_partitions_without_leftovers(tmp_path: Any
 
 
 @pytest.mark.usefixtures("scattered")
-async def test_one_pop_over_many_partitions_keeps_to_the_limit_and_takes_the_best(tmp_path: Any) -> None:
+async def test_one_pop_over_many_partitions_respects_the_limit_and_returns_the_best(tmp_path: Any) -> None:
     world = EmbeddedWorld(tmp_path)
     await world.start()
     hl = world.broker
     await hl.create_topic("jobs", fairness="keys", max_inflight_per_key=2, partitions=4, **world.small)
-    for i in range(20):  # one by one: of a batch, the turns follow the order within each partition
+    for i in range(20):  # one by one: within a batch, turns follow the order in each partition
         await hl.enqueue("jobs", b"%d" % i, fairness_key="ab"[i % 2])
     taken: list[int] = []
     while got := await hl.pop("jobs", 20):
@@ -137,7 +137,7 @@ def of_key(key: str, count: int) -> list[Outgoing]:
 
 
 async def reopen_from_journal(rig: Rig) -> EmbeddedBroker:
-    """As after a kill: without the snapshot that closing takes."""
+    """Restart as after a kill: without the snapshot that closing writes."""
     other = Rig(rig.disk.crash())
     other.clock = rig.clock
     return await other.open()
@@ -158,7 +158,7 @@ async def test_prepared_messages_keep_keys_and_limits_over_a_restart(snapshot: b
     await hl.close()
 
 
-async def test_journal_with_prepared_messages_that_took_turns_replays() -> None:
+async def test_journal_with_prepared_messages_of_fair_topics_replays() -> None:
     rig = Rig()
     hl = await rig.open()
     await rig.topic(fairness="keys")

@@ -1,4 +1,4 @@
-"""The fsync policies: what each syncs, what stats say of it, and changing it on a live topic."""
+"""The fsync policies: what each syncs, what stats report, and changing it on a live topic."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_policy_change_of_a_live_topic_takes_effect_immediately() -> None:
 
 
 async def test_log_of_a_relaxed_topic_ends_at_the_durable_end() -> None:
-    """offsets say end = durable, and readers of the log see no further."""
+    """The end in `offsets` is the durable end, and readers of the log see no further."""
     async with opened() as rig:
         await rig.topic("timed", fsync="interval", fsync_interval=60.0)
         for i in range(3):

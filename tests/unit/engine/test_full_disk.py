@@ -12,7 +12,7 @@ MiB = 1 << 20
 
 
 async def fill(rig: Rig) -> int:
-    """Enqueue until the disk is full; how many went in."""
+    """Enqueue until the disk is full; return how many messages were accepted."""
     for count in range(2000):
         try:
             await rig.hl.enqueue("jobs", b"x" * 50_000, priority=count)
@@ -41,7 +41,7 @@ async def test_full_disk_refuses_enqueues_and_can_be_drained() -> None:
         assert (await rig.hl.stats("jobs")).log.reloads_total == 0
 
         await until(lambda: rig.runner().loaded.journal.can_grow)
-        assert await fill(rig) > count // 2, "space that was drained is given back"
+        assert await fill(rig) > count // 2, "drained space is returned"
 
 
 async def test_full_disk_loses_nothing_over_a_restart() -> None:
@@ -83,7 +83,7 @@ async def test_topic_on_a_full_disk_is_refused_by_name_and_leaves_nothing_behind
             except heapline.StorageFull:
                 break
         else:
-            raise AssertionError("a topic was made out of nothing")
+            raise AssertionError("a topic was created on a full disk")
         assert rig.disk.used <= before + 8192
         assert [info.name for info in await rig.hl.list_topics()] == ["jobs"]
         hl = await rig.reopen()

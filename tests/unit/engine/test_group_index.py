@@ -14,7 +14,7 @@ from tests.unit.engine.stream_rig import ack_below, as_lists, make_group, record
 
 
 async def everything(rig: Rig) -> None:
-    """All ways in which messages come into the stream, and some that do not count."""
+    """Enqueue in every way that adds messages to the stream, and in some that do not."""
     hl = rig.hl
     await hl.enqueue_batch("jobs", [Outgoing(b"a%d" % i) for i in range(5)])
     await hl.enqueue_batch("jobs", [Outgoing(b"d%d" % i, delay=1.0 + i % 2) for i in range(6)])
@@ -103,7 +103,7 @@ async def test_group_gets_the_partitions_of_a_topic_that_grows_from_their_beginn
         await other.hl.close()
 
 
-async def test_group_that_a_crash_left_half_made_or_half_deleted_is_set_right_when_opened() -> None:
+async def test_group_half_created_or_half_deleted_in_a_crash_is_repaired_at_open() -> None:
     async with opened(topic={"partitions": 3}) as rig:
         for name in ("half", "gone", "whole"):
             await make_group(rig.runner(), name)

@@ -1,4 +1,4 @@
-"""A topic that grows: what a crash, a failed write or a full disk leaves behind, and retries against a naive model."""
+"""A topic that grows: after a crash, a failed write or on a full disk; and retries against a naive model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIG = BrokerConfig(spare_segment_bytes=0, reclaim_interval=3600.0)
 
 
 async def grown(rig: Rig) -> tuple[int, int, int]:
-    """How many partitions the catalog, the settings in force and the topic itself have."""
+    """Return the partition counts of the catalog, of the settings in force and of the topic itself."""
     (info,) = await rig.hl.list_topics()
     topic = rig.runner().loaded.topic
     return info.config.partitions, topic.config.partitions, len(topic.partitions)
@@ -53,7 +53,7 @@ def keyed(prefix: str) -> list[Outgoing]:
 
 
 class Scene:
-    """A growth from 2 to 5 partitions on a node whose power is cut at some disk operation of it."""
+    """A growth from 2 to 5 partitions whose power is cut at one of its disk operations."""
 
     def __init__(self, **config: Any) -> None:
         self.node = Node(7, CONFIG)
@@ -80,7 +80,7 @@ class Scene:
         self.answered.append("new")
 
     async def fall_behind(self, snapshot: bool) -> None:
-        """Grow, but for the catalog."""
+        """Grow without the catalog."""
         await self.prepare()
         hl, disk = self.node.hl, self.node.disk
         disk.inject("rename", path="catalog")
@@ -122,7 +122,7 @@ WRITES = {"create", "fallocate", "fdatasync", "fsync_dir", "pwritev", "rename", 
 
 
 class Steps:
-    """The disk operations of a life that write: a power cut between two of them is one at the second."""
+    """Return the disk operations of a run that write: a power cut between two of them equals one at the second."""
 
     def __init__(self) -> None:
         self._at: list[int] = []
@@ -154,7 +154,7 @@ def test_power_cut_at_any_write_leaves_the_topic_as_before_or_after(fsync: str) 
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_power_cut_at_any_write_of_the_opening_that_lines_the_catalog_up(snapshot: bool) -> None:
+def test_power_cut_at_any_write_of_the_opening_that_updates_the_catalog(snapshot: bool) -> None:
     steps = Steps()
     for step in chain([None], steps):
         scene = Scene()
@@ -168,7 +168,7 @@ def test_power_cut_at_any_write_of_the_opening_that_lines_the_catalog_up(snapsho
         scene.node.live(lambda scene=scene: [scene.check_lined_up()])  # type: ignore[misc]
 
 
-async def test_growth_is_durable_before_the_catalog_says_so_under_every_policy() -> None:
+async def test_growth_is_durable_before_the_catalog_has_it_under_every_policy() -> None:
     for policy in ("commit", "interval", "os"):
         rig = Rig()
         await rig.open()
@@ -189,7 +189,7 @@ async def test_growth_is_durable_before_the_catalog_says_so_under_every_policy()
 # -- writes that fail ----------------------------------------------------------------------------------------------
 
 
-async def test_growth_whose_write_fails_leaves_the_topic_as_it_was() -> None:
+async def test_growth_whose_write_fails_changes_nothing() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")
         rig.disk.inject("pwritev", path=".seg")
@@ -203,7 +203,7 @@ async def test_growth_whose_write_fails_leaves_the_topic_as_it_was() -> None:
 
 
 async def test_growth_with_a_failed_sync_is_consistent() -> None:
-    """No caller got an answer, so either is right; but catalog, settings and partitions agree."""
+    """No caller got an answer, so either outcome is right; but catalog, settings and partitions agree."""
     async with opened() as rig:
         rig.disk.inject("fdatasync", path=".seg")
         with pytest.raises(heapline.TopicReloading):
@@ -211,7 +211,7 @@ async def test_growth_with_a_failed_sync_is_consistent() -> None:
         await until(lambda: rig.runner().is_serving)
         _, inforce, there = await grown(rig)
         assert inforce == there
-        assert there in (1, 4)  # which of the sectors got there is the disk's affair
+        assert there in (1, 4)  # any subset of the sectors may have been written
         await rig.hl.update_topic("jobs", partitions=4, max_backlog=50)
         with pytest.raises(heapline.BadRequest, match="shrink"):
             await rig.hl.update_topic("jobs", partitions=3)
@@ -224,7 +224,7 @@ async def test_growth_with_a_failed_sync_is_consistent() -> None:
         assert len(rig.runner().loaded.topic.growths) == 1
 
 
-async def test_catalog_that_cannot_be_written_keeps_no_grown_topic_shut() -> None:
+async def test_unwritable_catalog_does_not_keep_a_grown_topic_closed() -> None:
     async with opened() as rig:
         rig.disk.inject("rename", errno.EIO, path="catalog")
         with pytest.raises(OSError, match="injected"):
@@ -234,7 +234,7 @@ async def test_catalog_that_cannot_be_written_keeps_no_grown_topic_shut() -> Non
         await rig.reopen()
         assert await grown(rig) == (1, 4, 4)
         assert rig.runner().loaded.snapshot_unit == rig.runner().loaded.journal.written_unit, (
-            "the snapshot was not good enough"
+            "the snapshot was not used"
         )
         await rig.hl.update_topic("jobs", partitions=4)  # a repeat completes it
         assert await grown(rig) == (4, 4, 4)
@@ -242,8 +242,8 @@ async def test_catalog_that_cannot_be_written_keeps_no_grown_topic_shut() -> Non
         assert sorted(await drained(rig.hl)) == sorted(m.payload for m in keyed("a"))
 
 
-async def test_journal_is_opened_as_the_settings_say_that_a_growth_brought() -> None:
-    """Also where the catalog does not know them yet: what stats say about durability must be true."""
+async def test_journal_is_opened_with_the_settings_of_a_growth() -> None:
+    """Even if the catalog does not contain them yet: what stats say about durability must be true."""
     rig = Rig()
     await rig.open()
     await rig.topic(fsync="os")
@@ -317,7 +317,7 @@ async def test_growth_on_a_topic_that_reloads_is_refused_and_changes_nothing() -
         assert (await rig.hl.list_topics())[0].config.max_backlog == 0
 
 
-async def test_closing_while_a_growth_is_under_way_loses_neither() -> None:
+async def test_closing_during_a_growth_loses_neither() -> None:
     rig = Rig()
     await rig.open()
     await rig.topic(fsync="os")
@@ -338,7 +338,7 @@ async def test_closing_while_a_growth_is_under_way_loses_neither() -> None:
 
 
 async def test_growth_and_messages_for_new_partitions_in_one_unit_replay() -> None:
-    """The frame that adds partitions stands before theirs, also when partition 0 was not the first to be written."""
+    """The frame that adds partitions precedes theirs, even if partition 0 was not the first to be written."""
     async with opened() as rig:
         await rig.hl.update_topic("jobs", partitions=2)
         rig.io.hold = {"commit"}
@@ -369,7 +369,7 @@ async def _started(work: Any) -> asyncio.Future[Any]:
     return future
 
 
-async def test_large_batch_that_the_topic_outgrew_on_its_way_is_refused_not_broken() -> None:
+async def test_large_batch_that_a_growth_makes_too_large_is_refused() -> None:
     async with opened() as rig:
         before = rig.runner().loaded.topic.config
         count = 1000
@@ -389,8 +389,8 @@ async def test_large_batch_that_the_topic_outgrew_on_its_way_is_refused_not_brok
         assert (await rig.hl.stats("jobs")).ready == 0
 
 
-async def test_part_that_the_topic_outgrew_on_its_way_is_refused_not_broken() -> None:
-    """Between measuring a part and its turn lie awaits, in which the topic may grow."""
+async def test_part_that_a_growth_makes_too_large_is_refused() -> None:
+    """Between measuring a part and its turn are awaits, in which the topic may grow."""
     async with opened() as rig:
         runner = rig.runner()
         name = prepared_share.PartName("batch", "1", ["jobs"], b"print")
@@ -406,7 +406,7 @@ async def test_part_that_the_topic_outgrew_on_its_way_is_refused_not_broken() ->
 
 @pytest.mark.parametrize("restart", ["none", "snapshot", "journal"])
 async def test_key_in_an_old_partition_is_found_for_its_whole_window(restart: str) -> None:
-    """The second attempt's keys go where the first one's lie in doubt, and expire later than those."""
+    """The second attempt's keys go where the first attempt's are in doubt, and expire later than those."""
     rig = Rig()
     hl = await rig.open()
     await rig.topic(dedup_window=100.0)
@@ -428,7 +428,7 @@ async def test_key_in_an_old_partition_is_found_for_its_whole_window(restart: st
     await hl.close()
 
 
-async def test_growths_outlive_snapshot_and_journal() -> None:
+async def test_growths_survive_in_snapshot_and_journal() -> None:
     async with opened() as rig:
         for count in (2, 3, 7):
             await rig.hl.update_topic("jobs", partitions=count)
@@ -439,12 +439,12 @@ async def test_growths_outlive_snapshot_and_journal() -> None:
         crashed = Rig(rig.disk.crash())
         await crashed.open()
         assert crashed.runner().loaded.topic.growths == told
-        await crashed.reopen()  # from the snapshot that closing left
+        await crashed.reopen()  # from the snapshot that closing wrote
         assert crashed.runner().loaded.topic.growths == told
         await crashed.hl.close()
 
 
-async def test_epoch_is_recorded_in_new_partitions_when_its_producer_speaks() -> None:
+async def test_epoch_is_recorded_in_new_partitions_at_its_producer_s_next_call() -> None:
     async with opened() as rig:
         epoch = await rig.hl.open_producer("jobs", "p")
         await rig.hl.update_topic("jobs", partitions=4)
@@ -452,10 +452,10 @@ async def test_epoch_is_recorded_in_new_partitions_when_its_producer_speaks() ->
         assert [p.state.sequences.epoch_of("p") for p in partitions] == [epoch, None, None, None]
         offset = partitions[0].state.offset
         sent = await rig.hl.enqueue("jobs", b"x", producer_id="p", epoch=epoch, seq=0)
-        assert (await rig.hl.get("jobs", sent.id)).partition == 0, "numbers stay where the epoch began"
+        assert (await rig.hl.get("jobs", sent.id)).partition == 0, "numbers stay in the partitions of the epoch's start"
         assert [p.state.sequences.epoch_of("p") for p in partitions] == [epoch] * 4
         assert [p.state.sequences.partitions_of("p") for p in partitions] == [1] * 4
-        assert partitions[0].state.offset == offset + 1, "where it was known it is not recorded again"
+        assert partitions[0].state.offset == offset + 1, "it is not recorded again where it was known"
         assert await rig.hl.open_producer("jobs", "p") == epoch + 1
         assert [p.state.sequences.partitions_of("p") for p in partitions] == [4] * 4
 
@@ -467,10 +467,10 @@ STYLES = ("seq", "seq-keyed", "window", "window-keyed", "pending", "until_ack", 
 
 
 class Model:
-    """What the broker must remember, by rote."""
+    """The naive model of what the broker must remember."""
 
     def __init__(self) -> None:
-        self.first: dict[int, tuple[int, float]] = {}  # message -> id of its standing first try, and when
+        self.first: dict[int, tuple[int, float]] = {}  # message -> id of its valid first try, and when
         self.style: dict[int, str] = {}
         self.alive: dict[int, int] = {}  # id -> message; not popped yet
         self.sent: list[int] = []
@@ -531,7 +531,7 @@ class Player:
         )  # fmt: skip
 
     async def _send(self, numbers: list[int]) -> None:
-        """In two calls, since numbered messages go apart from others; each may repeat what is known or bring news."""
+        """In two calls, because numbered messages are sent separately; each may repeat known messages or add new."""
         messages = {number: self._message(number) for number in numbers}
         for has_seq in (True, False):
             mine = {n: m for n, m in messages.items() if (m.seq is not None) == has_seq}
@@ -544,7 +544,7 @@ class Player:
 
     def _judge(self, number: int, result: heapline.Enqueued) -> None:
         model = self.model
-        if isinstance(result.error, heapline.StaleSequence):  # forgotten with its window: refused, never doubled
+        if isinstance(result.error, heapline.StaleSequence):  # forgotten with its window: refused, never duplicated
             assert self.now >= WINDOW
             return
         assert result.error is None
@@ -586,7 +586,7 @@ class Player:
 
 @settings(max_examples=40, deadline=None)
 @given(steps)
-def test_retries_across_growths_and_restarts_never_double(moves: list[tuple[str, Any]]) -> None:
+def test_retries_across_growths_and_restarts_never_duplicate(moves: list[tuple[str, Any]]) -> None:
     async def scene() -> None:
         await Player().play(moves)
 

@@ -1,4 +1,4 @@
-"""Calls that share a turn: each gets its own answer, and calls that arrive one by one may gather for one commit."""
+"""Calls that share a turn: each gets its own answer; calls that arrive one by one may gather for one commit."""
 
 from __future__ import annotations
 

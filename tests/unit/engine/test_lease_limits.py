@@ -28,7 +28,7 @@ async def test_second_pop_of_a_holder_gets_its_remaining_leases() -> None:
         pops = [hl.do(Pop("jobs", 100, max_bytes=1 << 20), holder(100)) for _ in range(2)]
         first, second = await asyncio.gather(*pops)
         assert count(first) > 0
-        assert count(second) > 0, "the first was stopped by its bytes, so there is room and there are messages"
+        assert count(second) > 0, "the first was limited by its bytes, so slots and messages are left"
 
 
 async def test_waiting_pop_gets_its_count_once_its_holder_has_free_leases() -> None:

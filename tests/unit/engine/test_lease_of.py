@@ -78,7 +78,7 @@ async def test_lease_of_waits_until_the_end_of_a_lease_is_durable() -> None:
 
 
 async def test_lease_of_never_returns_a_token_of_a_failed_commit() -> None:
-    """After the reload the same number may stand for another's lease of the same message: hence the waiting."""
+    """After the reload the same number may be another holder's lease of the same message, so the call waits."""
     async with opened() as rig:
         id = (await rig.hl.enqueue("jobs", b"x")).id
         rig.io.hold = {"commit"}
@@ -86,7 +86,7 @@ async def test_lease_of_never_returns_a_token_of_a_failed_commit() -> None:
         await settle()
         look = asyncio.ensure_future(lease_of(rig.hl, "jobs", id))
         await settle()
-        token = rig.runner().loaded.topic.partitions[0].entries.leases.by_id[id][0]  # in memory it is there
+        token = rig.runner().loaded.topic.partitions[0].entries.leases.by_id[id][0]  # it is in memory
         rig.disk.inject("pwritev", path=".seg")
         rig.io.release()
         for call in (lost, look):
@@ -94,7 +94,7 @@ async def test_lease_of_never_returns_a_token_of_a_failed_commit() -> None:
                 await call
         await until(lambda: rig.runner().is_serving)
         (m,) = await rig.hl.pop("jobs", holder="b")
-        assert m.token == token  # another's lease under the very number
+        assert m.token == token  # another holder's lease under the same number
         assert await lease_of(rig.hl, "jobs", id) == (token, "b")
 
 

@@ -1,4 +1,4 @@
-"""A partition that only leased is woken at its deadlines, without being looked at in the turn."""
+"""A partition that only leased is woken at its deadlines, without being checked in the turn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_earlier_wake_is_kept_and_a_partition_in_the_line_stays_there() -> None:
     assert wakes.next() == 30
 
 
-async def test_pop_over_partitions_asks_none_of_them_when_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pop_over_partitions_computes_no_wake_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(topic={"partitions": 8}) as rig:
         for number in range(40):
             await rig.hl.enqueue("jobs", b"x", priority=number)

@@ -16,7 +16,7 @@ from heapline.engine.local_spine import Heads
 
 
 class Box:
-    """A partition as far as the spine sees it."""
+    """A partition as the spine sees it."""
 
     def __init__(self) -> None:
         self.entries = self.state = self
@@ -69,7 +69,7 @@ class World:
         return self.heads.choose(want, self.now).ids[:want].tolist()
 
     def pop(self, want: int, cut: int | None = None) -> None:
-        """Choose, take the first `cut` of them, and compare with what is known to wait."""
+        """Select, take the first `cut` of them, and compare with the waiting messages."""
         chosen = self.heads.choose(want, self.now)
         assert chosen.ids[:want].tolist() == [id for _, id in self.waiting()[:want]]
         total = min(want, len(chosen.ids)) if cut is None else min(cut, want, len(chosen.ids))
@@ -82,7 +82,7 @@ class World:
                 )
                 if whose == i
             }
-            assert taken == set(sorted(self.rows[number])[: len(taken)]), "an owner gives its first"
+            assert taken == set(sorted(self.rows[number])[: len(taken)]), "each partition gives its first"
             self.rows[number] -= taken
             self.boxes[number].heap.pop(len(taken))
             self.changed.add(number)
@@ -111,7 +111,7 @@ def test_selection_is_the_best_of_all_partitions_whatever_changed(seed: int, cou
             world.pop(want, rng.choice([None, rng.randrange(want + 1)]))
 
 
-def test_keys_as_large_as_the_largest_number_are_not_taken_for_nothing() -> None:
+def test_key_equal_to_the_largest_number_is_not_treated_as_empty() -> None:
     world = World(3)
     world.add(1, heads_module.NOTHING)
     world.pop(5)
@@ -129,7 +129,7 @@ def test_selection_reads_only_partitions_with_chosen_messages() -> None:
     assert len(chosen.owners) <= 10
 
 
-def test_one_partition_that_holds_all_the_best_gives_them_all() -> None:
+def test_partition_that_holds_all_the_best_provides_all_of_them() -> None:
     world = World(20)
     for i in range(500):
         world.add(3, i)
@@ -163,10 +163,10 @@ def test_round_robin_takes_from_partitions_in_turn_and_keeps_order_within_each()
     assert (chosen.keys[:7] // 100).tolist() == [0, 1, 2, 0, 1, 2, 0]
     assert (chosen.keys[:7] % 100).tolist() == [1, 1, 1, 3, 3, 3, 5]
     world.heads.took(7)
-    assert (world.heads.choose(2, 0).keys // 100).tolist() == [1, 2], "it goes on where it was"
+    assert (world.heads.choose(2, 0).keys // 100).tolist() == [1, 2], "it continues after the last partition"
 
 
-def test_weighted_serves_each_partition_as_often_as_its_weight_says() -> None:
+def test_weighted_serves_partitions_in_proportion_to_their_weights() -> None:
     world = World(2, strategy="weighted", partition_weights={1: 3.0})
     for number in range(2):
         for _ in range(20):
@@ -174,7 +174,7 @@ def test_weighted_serves_each_partition_as_often_as_its_weight_says() -> None:
     assert (world.heads.choose(8, 0).keys[:8]).tolist().count(1) == 6
 
 
-def test_changed_strategy_is_followed() -> None:
+def test_changed_strategy_takes_effect() -> None:
     world = World(2)
     world.add(0, 5)
     world.add(0, 6)
@@ -198,7 +198,7 @@ def test_new_best_message_waits_for_freshness_before_worse_ones() -> None:
     world.now = 150
     assert world.choose(5) == [], "the better one is too fresh, and the worse one must not go first"
     assert world.heads.look_again_at == 250
-    world.add(1, 60)  # behind its head: the head is no fresher for it
+    world.add(1, 60)  # behind its head: not fresh on account of the head
     world.now = 250
     assert world.choose(5) == [2, 1, 3]
     assert world.heads.look_again_at is None
@@ -226,7 +226,7 @@ def test_messages_better_than_a_fresh_one_are_served() -> None:
     assert world.choose(5) == [1]
 
 
-def test_partitions_whose_head_is_too_fresh_are_passed_over_by_the_other_strategies() -> None:
+def test_other_strategies_skip_partitions_whose_head_is_too_fresh() -> None:
     world = World(2, strategy="round_robin", min_freshness=0.1)
     world.add(0, 50)
     world.choose(1)

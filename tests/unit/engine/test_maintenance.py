@@ -19,14 +19,14 @@ BULK = b"x" * 50_000
 
 
 async def churn(rig: Rig, messages: int = 60) -> None:
-    """Write and ack enough for several segments of 1 MiB."""
+    """Write and ack enough messages for several segments of 1 MiB."""
     for _ in range(messages // 10):
         await rig.hl.enqueue_batch("jobs", [Outgoing(BULK, priority=-100)] * 10)
         await rig.hl.ack(await rig.hl.pop("jobs", 10, max_bytes=1 << 30))
 
 
 async def reclaim(rig: Rig) -> None:
-    """Two snapshots, the older of which passes all that was written so far, then a look for segments to give back."""
+    """Write two snapshots, the older of which passes everything written so far, then reclaim segments."""
     for _ in range(2):
         await rig.hl.enqueue("jobs", b"mark", priority=-1)
         await rig.hl.ack(await rig.hl.pop("jobs"))
@@ -166,7 +166,7 @@ async def test_reader_of_the_directory_holds_its_segments() -> None:
         assert len(rig.files(".seg")) <= 2
 
 
-async def test_segments_are_given_back_without_being_asked() -> None:
+async def test_segments_are_reclaimed_without_a_call() -> None:
     async with opened(reclaim_interval=0.005, snapshot_bytes=200_000) as rig:
         for _ in range(5):
             await churn(rig, 30)
@@ -177,7 +177,7 @@ async def test_segments_are_given_back_without_being_asked() -> None:
 
 
 async def long_lived(rig: Rig) -> dict[str, Any]:
-    """One message of every kind that may stay for years, all in the first segment."""
+    """Create one message of every kind that may stay for years, all in the first segment."""
     hl = rig.hl
     year = 366 * 86400.0
     next_year = from_ms(rig.clock.wall_ms()) + timedelta(days=366)
@@ -241,7 +241,7 @@ async def test_moved_messages_are_found_from_the_journal_alone() -> None:
         await reclaim(rig)
         assert rig.runner().upkeep.records_moved_total
         before = {name: await rig.hl.get("jobs", id) for name, id in kept.items()}
-        other = Rig(rig.disk.crash())  # whatever snapshots say, the tail after them holds the moves
+        other = Rig(rig.disk.crash())  # the tail after the snapshots contains the moves
         hl = await other.open()
         assert {name: await hl.get("jobs", id) for name, id in kept.items()} == before
         await hl.close()
@@ -267,7 +267,7 @@ async def test_full_first_segment_before_many_dead_ones_is_moved_in_slices() -> 
         assert (await hl.pop("jobs"))[0].payload == b"y"
 
 
-async def test_acts_on_messages_while_they_are_moved() -> None:
+async def test_messages_can_be_settled_and_changed_while_they_are_moved() -> None:
     async with opened() as rig:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, priority=i) for i in range(40)])
         messages = await rig.hl.pop("jobs", 40, visibility=3600)
@@ -298,7 +298,7 @@ async def test_rewriting_can_be_turned_off() -> None:
 
 
 async def one_old_message(rig: Rig) -> int:
-    """A ready message in a first segment that is otherwise dead; nothing of it is in memory."""
+    """A ready message in an otherwise dead first segment; none of it is in memory."""
     r = await rig.hl.enqueue("jobs", b"old" * 500, priority=50)
     await churn(rig)
     for _ in range(2):
@@ -310,7 +310,7 @@ async def one_old_message(rig: Rig) -> int:
 
 
 async def moved_away(rig: Rig) -> None:
-    """Its record is rewritten elsewhere and its segment goes."""
+    """Rewrite its record elsewhere and delete its segment."""
     first = rig.files(".seg")[0]
     for _ in range(3):
         await rig.runner().upkeep.reclaim()
@@ -335,7 +335,7 @@ async def test_record_moved_during_a_read_is_not_reported_as_corrupt(call: str) 
         rig.io.hold.clear()
         moving = asyncio.create_task(moved_away(rig))
         await settle()
-        assert not moving.done(), "a segment waits for those who read in it"
+        assert not moving.done(), "a segment is kept while readers use it"
         rig.io._do(*slow)
         answer = await reading
         await moving

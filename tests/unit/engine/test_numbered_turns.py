@@ -1,4 +1,4 @@
-"""Numbered calls that share a turn are enqueued together, and each gets the outcome of a turn of its own."""
+"""Numbered calls that share a turn are enqueued together, and each gets the same outcome as in a separate turn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def batch(first: int, count: int, **options: Any) -> list[Outgoing]:
 
 
 async def blocks_of(rig: Rig, *calls: Any) -> tuple[list[Any], int]:
-    """Make calls in one turn. Return their results, and how many blocks of records they took."""
+    """Make calls in one turn. Return their results, and how many blocks of records they used."""
     topic, made = rig.runner().loaded.topic, []
     emit = topic.emit_shared
     topic.emit_shared = lambda *args: (made.append(1), emit(*args))  # type: ignore[method-assign, assignment, func-returns-value]
@@ -88,7 +88,7 @@ async def test_repeat_after_growth_meets_its_first_with_and_without_key() -> Non
         await rig.hl.update_topic("jobs", partitions=8)
         await send(rig, batch(20, 1))  # every partition records the epoch
         (*fresh,) = await asyncio.gather(*(send(rig, batch(seq, 1)) for seq in range(SHARE, 9 * SHARE, SHARE)))
-        assert {partition_of(r.id) for (r,) in fresh} == {0}, "numbers stay where the epoch began"
+        assert {partition_of(r.id) for (r,) in fresh} == {0}, "numbers stay in the partitions of the epoch's start"
         again = await asyncio.gather(*(send(rig, [message]) for message in keyed))
         assert [(r.duplicate, r.id) for (r,) in again] == [(True, r.id) for r in first]
         again = await asyncio.gather(*(send(rig, batch(seq, 1)) for seq in range(SHARE, 9 * SHARE, SHARE)))
@@ -113,7 +113,7 @@ async def test_idempotency_keys_of_numbered_calls_are_recorded() -> None:
         assert (again.duplicate, again.id) == (True, first.id)
 
 
-async def test_unit_has_room_for_the_names_of_many_producers() -> None:
+async def test_unit_has_space_for_the_names_of_many_producers() -> None:
     names = [f"{number:04}{'x' * 124}" for number in range(1000)]
     async with opened() as rig:
         for name in names:
@@ -143,7 +143,7 @@ calls = st.fixed_dictionaries(
         "first": st.integers(-4, 6),  # relative to the producer's next number
         "count": st.integers(1, 5),
         "step": st.sampled_from((1, 1, 1, 1, 2)),
-        "answered": st.integers(0, 12),  # how far below its first number all are answered
+        "answered": st.integers(0, 12),  # how far below its first number everything is answered
         "payload": st.sampled_from((b"", b"", b"", b"other")),
         "key": st.sampled_from((None, None, None, "k", "mixed")),
         "token": st.sampled_from((None, None, "t")),
@@ -216,7 +216,7 @@ class Side:
             await self.rig.open()
 
     def remembered(self) -> Any:
-        """What each partition remembers of each producer: epoch, bounds, open numbers. How much the topic holds."""
+        """Return what each partition remembers of each producer (epoch, bounds, open numbers), and the topic's size."""
         topic = self.rig.runner().loaded.topic
         states = [partition.state.sequences.to_state()["producers"] for partition in topic.partitions]
         bounds = [sorted(producer[:6] for producer in state) for state in states]
@@ -295,7 +295,7 @@ class Twins:
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from((1, 1, 3)), st.sampled_from((0, 0, 12)), moves)
-def test_calls_of_a_turn_have_the_outcomes_of_turns_of_their_own(
+def test_calls_of_a_turn_have_the_outcomes_of_separate_turns(
     partitions: int, backlog: int, moves: list[tuple[str, Any]]
 ) -> None:
     run(Twins(partitions, backlog).play(moves))

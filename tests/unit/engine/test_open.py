@@ -1,4 +1,4 @@
-"""Opening and closing a directory: one process at a time, and nothing half-made survives."""
+"""Opening and closing a directory: one process at a time, and nothing half-created survives."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ asyncio.run(main())
 
 
 def open_elsewhere(path: Path) -> str:
-    """What another process says that opens the directory."""
+    """Return the output of another process that opens the directory."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(path)], capture_output=True, text=True, timeout=60, check=True
     )  # fmt: skip
@@ -60,14 +60,14 @@ async def test_directory_open_in_this_process_is_refused_too(tmp_path: Path) -> 
             heapline.open_sync(tmp_path / "data").__enter__()
 
 
-async def test_new_directory_is_made_with_all_its_parents(tmp_path: Path) -> None:
+async def test_new_directory_is_created_with_all_its_parents(tmp_path: Path) -> None:
     async with heapline.open(str(tmp_path / "a" / "b" / "c"), spare_segment_bytes=0) as hl:
         assert await hl.list_topics() == []
     assert (tmp_path / "a" / "b" / "c").is_dir()
 
 
 @pytest.mark.parametrize("path", ["file", "file/data"])
-async def test_file_in_the_way_of_a_directory_is_an_error_that_says_so(tmp_path: Path, path: str) -> None:
+async def test_file_in_place_of_a_directory_is_refused(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(heapline.BadRequest, match="a part of the path is a file; choose another path"):
         async with EmbeddedBroker(str(tmp_path / path)):
@@ -94,7 +94,7 @@ async def test_open_close_open_close_changes_nothing(tmp_path: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_setting_of_a_broker_that_makes_no_sense_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_invalid_broker_setting_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
     for open_it in (heapline.open, heapline.open_sync):
         with pytest.raises(heapline.BadRequest):
             open_it(tmp_path, **config)
@@ -104,12 +104,12 @@ def test_setting_of_a_broker_that_makes_no_sense_is_refused(tmp_path: Path, conf
 # -- closed ------------------------------------------------------------------------------------------------------------
 
 
-async def test_every_call_on_an_unopened_broker_says_so() -> None:
+async def test_every_call_on_an_unopened_broker_raises() -> None:
     rig = Rig()
     hl = await rig.open()
     await rig.topic()
     await hl.close()
-    await hl.close()  # again is fine
+    await hl.close()  # closing again is allowed
     for broker in (hl, EmbeddedBroker(PATH, disk=rig.disk)):
         calls = [
             lambda b: b.enqueue("jobs", b"x"), lambda b: b.pop("jobs"), lambda b: b.create_topic("jobs"),
@@ -147,7 +147,7 @@ async def test_broker_that_fails_to_open_releases_the_directory() -> None:
 
 async def test_incomplete_topic_is_removed_and_can_be_recreated() -> None:
     async with opened() as rig:
-        rig.disk.inject("rename", path="catalog")  # the folder is there, its name in the catalog is not
+        rig.disk.inject("rename", path="catalog")  # the folder exists, its name is not in the catalog
         with pytest.raises(OSError, match="injected"):
             await rig.topic("half")
         with pytest.raises(heapline.TopicNotFound):
@@ -203,7 +203,7 @@ async def test_damaged_topic_is_refused_by_name_while_the_others_serve() -> None
         await hl.enqueue("jobs", b"anew")
 
 
-async def test_statistics_leave_out_a_topic_that_is_deleted_meanwhile() -> None:
+async def test_statistics_omit_a_topic_that_is_deleted_meanwhile() -> None:
     async with opened() as rig:
         await rig.topic("other")
         rig.io.hold = {"usage"}
@@ -216,7 +216,7 @@ async def test_statistics_leave_out_a_topic_that_is_deleted_meanwhile() -> None:
         assert isinstance(one, heapline.TopicNotFound)
 
 
-async def test_statistics_leave_out_a_topic_that_is_reloaded() -> None:
+async def test_statistics_omit_a_topic_that_is_reloading() -> None:
     async with opened() as rig:
         await rig.topic("other")
         rig.runner().poison(OSError("disk"))
@@ -252,7 +252,7 @@ async def test_snapshot_state_of_another_version_is_refused() -> None:
             thaw(topic, msgspec.msgpack.encode([2, *state[1:]]), {}, 0, 0, "x.snap")
 
 
-async def test_clock_set_back_between_two_lives_repeats_no_id_and_ends_no_lease_early() -> None:
+async def test_clock_set_back_while_closed_repeats_no_id_and_ends_no_lease_early() -> None:
     async with opened() as rig:
         first = [(await rig.hl.enqueue("jobs", b"x")).id for _ in range(3)]
         (m,) = await rig.hl.pop("jobs", visibility=60)
@@ -284,7 +284,7 @@ async def test_wall_clock_jump_is_counted_and_moves_only_wall_times(jump: int) -
             return [(await rig.hl.get("jobs", id)).state for id in (delay, at, lease)]
 
         rig.clock.jump_wall(jump)
-        rig.clock.advance(2)  # the wall is looked at every second while something hangs on it
+        rig.clock.advance(2)  # the wall clock is read every second while something depends on it
         assert await states() == ["delayed", "ready" if jump > 0 else "delayed", "leased"]
         rig.clock.advance(100)
         assert await states() == ["ready", "ready" if jump > 0 else "delayed", "leased"]
@@ -292,7 +292,7 @@ async def test_wall_clock_jump_is_counted_and_moves_only_wall_times(jump: int) -
         assert (await states())[:2] == ["ready", "ready"]
 
 
-async def test_reboot_of_the_machine_between_two_lives_changes_nothing() -> None:
+async def test_reboot_while_closed_changes_nothing() -> None:
     async with opened() as rig:
         late = (await rig.hl.enqueue("jobs", b"late", delay=1000)).id
         lease = (await rig.hl.enqueue("jobs", b"leased")).id
@@ -312,7 +312,7 @@ async def test_reboot_of_the_machine_between_two_lives_changes_nothing() -> None
         assert (await hl.get("jobs", late)).state == "ready"
 
 
-def test_nothing_touches_the_directory_after_its_lock_was_released() -> None:
+def test_directory_is_not_used_after_its_lock_was_released() -> None:
     async def scene(rig: held_io.Rig) -> None:
         hl = await rig.opened()
         rig.disk.inject("fdatasync", path=".seg")
@@ -331,8 +331,8 @@ def test_nothing_touches_the_directory_after_its_lock_was_released() -> None:
     held_io.play(scene)
 
 
-def test_closing_one_topic_leaves_the_shared_budget_alone_while_another_uses_it() -> None:
-    """Files are closed in a thread; what is in memory is given up by the event loop alone."""
+def test_closing_one_topic_does_not_change_the_budget_shared_with_another() -> None:
+    """Files are closed in a thread; memory is released by the event loop alone."""
 
     async def scene(rig: held_io.Rig) -> None:
         hl = await rig.opened()

@@ -1,4 +1,4 @@
-"""Upkeep of partitions: in steps of its own while no turn is planned, and no later than pops need it."""
+"""Maintenance of partitions: in separate steps while no turn is planned, and no later than pops need it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.engine.rig import Rig, opened, settle, until
 
 
 class Watch:
-    """Which partitions were maintained, how many rows of their heaps that merged, and whether a turn was running."""
+    """Records which partitions were maintained, how many heap rows were merged, and whether a turn was running."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[int, int, bool]] = []
@@ -60,7 +60,7 @@ async def fill(rig: Rig, count: int, batch: int = 1000, start: int = 0) -> None:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"", (at + i) * 7919 % 1000) for i in range(batch)])
 
 
-async def test_small_turns_leave_upkeep_to_steps_between_them(watch: Watch) -> None:
+async def test_small_turns_leave_maintenance_to_steps_between_them(watch: Watch) -> None:
     async with opened(topic={"partitions": 3}) as rig:
         for _ in range(20):
             await rig.hl.enqueue_batch("jobs", [Outgoing(b"", i, delay=60) for i in range(9)])
@@ -78,7 +78,7 @@ async def test_idle_topic_merges_to_the_end_in_bounded_steps(watch: Watch, monke
         assert heaps(rig)[0].is_settled
         merged = [rows for _, rows, _ in watch.calls if rows]
         assert sum(merged) > 3 * STEP_ROWS
-        assert max(merged) <= STEP_ROWS + 32768, "and at most the last run, to which the merged rows are joined"
+        assert max(merged) <= STEP_ROWS + 32768, "plus at most the last run, to which the merged rows are joined"
         assert watch.in_turns == 0
 
 
@@ -99,14 +99,14 @@ async def test_steady_load_is_maintained_in_a_turn_before_pops_become_slow(watch
         assert watch.turns <= BEHIND_TURNS_MAX + 2
 
 
-async def test_large_turns_do_their_own_upkeep(watch: Watch) -> None:
+async def test_large_turns_maintain_partitions_themselves(watch: Watch) -> None:
     async with opened() as rig:
         for _ in range(3):
             await asyncio.gather(fill(rig, 5000, 5000), fill(rig, 5000, 5000))
         assert watch.in_turns == 3
 
 
-async def test_upkeep_of_many_partitions_is_spread_over_steps(watch: Watch) -> None:
+async def test_maintenance_of_many_partitions_is_spread_over_steps(watch: Watch) -> None:
     async with opened(topic={"partitions": 64}) as rig:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"", i, delay=60) for i in range(640)])
         before, steps = len(watch.calls), []
@@ -118,7 +118,7 @@ async def test_upkeep_of_many_partitions_is_spread_over_steps(watch: Watch) -> N
         assert max(steps) <= STEP_ROWS // 1024
 
 
-async def test_upkeep_that_fails_reloads_the_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_maintenance_reloads_the_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"kept", delay=60)
         with monkeypatch.context() as patch:
@@ -129,14 +129,14 @@ async def test_upkeep_that_fails_reloads_the_topic(monkeypatch: pytest.MonkeyPat
         assert (await rig.hl.stats("jobs")).log.reloads_total == 1
 
 
-async def test_upkeep_of_partitions_whose_growth_failed_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_maintenance_of_partitions_whose_growth_failed_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as rig:
         runner, run = rig.runner(), Turns._run
 
         def turn_before_a_failure(turns: Turns) -> None:
             run(turns)
             asyncio.get_running_loop().call_soon(runner.poison, OSError("disk"))
-            turns.plan()  # the step of upkeep makes way for this turn, which does not run
+            turns.plan()  # the maintenance step yields to this turn, which does not run
 
         rig.disk.inject("pwritev", path=".seg")
         rig.io.hold = {"commit"}

@@ -16,7 +16,7 @@ def epochs(rig: Rig, name: str) -> list[int | None]:
 
 
 async def say(rig: Rig, name: str, seq: int, **options: int) -> bool:
-    """Whether it was a duplicate."""
+    """Enqueue; return whether it was a duplicate."""
     batch = [Outgoing(b"x", seq=seq)]
     (result,) = await rig.hl.enqueue_batch("jobs", batch, producer_id=name, epoch=1, **options)
     return result.duplicate
@@ -29,7 +29,7 @@ async def pass_a_day(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("window", [1.0, DAY])
-async def test_passing_producer_is_forgotten_a_day_after_its_last_use_and_others_never(window: float) -> None:
+async def test_temporary_producer_is_forgotten_a_day_after_its_last_use_and_others_never(window: float) -> None:
     async with opened(topic={"dedup_window": window}) as rig:
         await say(rig, "sdk-1", 0)
         await say(rig, "billing", 0)

@@ -13,7 +13,7 @@ import pytest
 import heapline
 from heapline.contract.broker import Broker
 
-LONG = 30.0  # how long a slow machine may take
+LONG = 30.0  # the longest delay allowed for a slow machine
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ async def test_pause_until_ends_automatically_and_wakes_waiting_pops(hl: Broker)
     assert datetime.now(UTC) >= until
 
 
-async def test_many_workers_and_producers_lose_and_double_nothing(hl: Broker) -> None:
+async def test_many_workers_and_producers_lose_and_duplicate_nothing(hl: Broker) -> None:
     done: list[bytes] = []
 
     async def produce(number: int) -> None:

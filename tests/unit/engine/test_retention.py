@@ -1,4 +1,4 @@
-"""Retention by age, by size, and for groups that have not read so far; and hard limits that override them."""
+"""Retention by age, by size, and for groups that have not read a row yet; and hard limits that override them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DAY = 86400.0
 
 
 async def read(rig: Rig, group: str = "g", limit: int = 100_000, nack: bytes = b"-") -> list[bytes]:
-    """What a member of the group gets until nothing comes, all acked but rows whose payload begins like `nack`."""
+    """Read what a member gets until nothing is left; ack all rows except those whose payload begins like `nack`."""
     got: list[bytes] = []
     while len(got) < limit:
         fetched = await rig.hl.group_fetch("jobs", group, "m", session="s", max_messages=min(1000, limit - len(got)))
@@ -58,7 +58,7 @@ async def test_segments_stay_until_every_holding_group_has_passed_them() -> None
         assert len(await read(rig, "slow", 30)) == 30
         await reclaim(rig)
         assert 1 < first_segment(rig) < len(before)
-        assert len(await read(rig, "slow")) == 30 + 4, "nothing that it had not passed has gone"
+        assert len(await read(rig, "slow")) == 30 + 4, "no row that it had not passed was deleted"
         await reclaim(rig)
         assert len(rig.files(".seg")) <= 2
 
@@ -79,7 +79,7 @@ async def test_group_that_does_not_hold_is_moved_on_with_the_journals_start(how:
         assert topic.totals["moved_on"] == rig.runner().upkeep.reclaimer.groups_moved_on_total > 0
         await churn(rig)
         await reclaim(rig)
-        assert len(rig.files(".seg")) <= 2, "being moved on does not make it hold the journal again"
+        assert len(rig.files(".seg")) <= 2, "being moved does not make it hold the journal again"
         if how == "unused":
             assert len(await read(rig)) == await lag(rig) + len((await told(rig.runner())).offsets)
             assert await lag(rig) == 0
@@ -91,7 +91,7 @@ async def test_fired_and_acked_message_is_kept_for_a_slow_group() -> None:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"later-%d" % i, delay=60.0, priority=-200) for i in range(3)])
         await churn(rig)
         assert len(await read(rig)) == 60
-        await reclaim(rig)  # they live: so they are moved forward, or pin their segment
+        await reclaim(rig)  # they are live: they are moved forward, or pin their segment
         rig.clock.advance(61)
         (first, *others) = await rig.hl.pop("jobs", 3)
         await rig.hl.ack([first, *others])
@@ -116,20 +116,20 @@ async def test_fired_record_pins_its_segment_until_groups_pass_its_row() -> None
         rig.clock.advance(61)
         await rig.hl.ack(await rig.hl.pop("jobs"))
         await reclaim(rig)
-        assert first_segment(rig) == 1, "all its rows are passed, and all its messages gone"
+        assert first_segment(rig) == 1, "all its rows are passed, and all its messages are deleted"
         assert b"later" in await read(rig)
         await reclaim(rig)
         assert len(rig.files(".seg")) <= 2
 
 
 async def test_offset_past_non_stream_rows_is_recorded_before_they_are_deleted() -> None:
-    """Or a crash would put the group below the journal's start, and it would be reset, without its failures."""
+    """Otherwise a crash would put the group below the journal's start and reset it, without its failures."""
     async with opened() as rig:
         hl = rig.hl
         await churn(rig, 40)
         await hl.create_group("jobs", "g", backoff={"base": 0.0, "jitter": 0.0})
         await read(rig)
-        for _ in range(3):  # rows that are of no stream
+        for _ in range(3):  # rows that are not in a stream
             messages = await hl.enqueue_batch("jobs", [Outgoing(BULK, delay=DAY)] * 10)
             for message in messages:
                 await hl.cancel("jobs", message.id)
@@ -212,10 +212,10 @@ async def test_retention_by_size_keeps_history_until_the_journal_is_larger(reten
         assert rig.files(".seg") == before
         await churn(rig, 200)
         await reclaim(rig)
-        assert 4 << 20 <= journal_bytes(rig) <= 6 << 20, "the size alone decides, whatever its age"
+        assert 4 << 20 <= journal_bytes(rig) <= 6 << 20, "only the size counts, not the age"
         rig.clock.advance(3601)
         await reclaim(rig)
-        assert (len(rig.files(".seg")) <= 2) == bool(retention), "or the age, where there is one"
+        assert (len(rig.files(".seg")) <= 2) == bool(retention), "or the age, if one is set"
 
 
 async def test_retention_keeps_fired_rows_for_a_group_created_later() -> None:
@@ -254,10 +254,10 @@ async def test_hard_limit_deletes_unread_rows_and_groups_continue_after_them(
                 await rig.reopen()
             (place,) = await rig.hl.group_offsets("jobs", "g")
             assert place.committed >= (await rig.hl.offsets("jobs"))[0][0]
-            assert place.lag == len(stream.offsets), "it has before it what is there"
+            assert place.lag == len(stream.offsets), "its lag counts the rows that are left"
         assert len(await read(rig)) == len(stream.offsets)
         assert await lag(rig) == 0
-        assert (await rig.hl.get("jobs", kept.id)).payload == b"alive", "what lives is never dropped"
+        assert (await rig.hl.get("jobs", kept.id)).payload == b"alive", "live messages are never dropped"
 
 
 async def test_hard_limits_below_the_soft_ones_are_refused() -> None:

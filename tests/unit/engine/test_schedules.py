@@ -41,7 +41,7 @@ STORE = "_system/schedules"
 
 
 async def fired(hl: Any, topic: str = "jobs") -> list[str]:
-    """The moments of all firings that are there, which are taken."""
+    """Ack all ready firings and return their times."""
     found = []
     while messages := await hl.pop(topic, 100):
         found += [m.headers[AT] for m in messages]
@@ -70,7 +70,7 @@ def scheduled_on_disk() -> FakeDisk:
 
 
 class Crashing:
-    """Lets a schedule fire, with the power cut at a given disk operation, and comes back when the topic has long
+    """Fire a schedule with the power cut at a given disk operation, and reopen when the topic has long
     forgotten which keys it saw."""
 
     def __init__(self, seed: int) -> None:
@@ -80,7 +80,7 @@ class Crashing:
         self.owed: list[str] = []
 
     def run(self, steps: int, steps_of_open: int | None = None) -> bool:
-        """Whether the power was cut before all was done."""
+        """Whether the power was cut before the end."""
         self.node.disk.cut_power_in(steps)
         cut = self.node.live(lambda: [asyncio.sleep(21)]) == "crash"
         self.node.clock.advance(150)
@@ -108,7 +108,7 @@ class Crashing:
 
 @pytest.fixture
 def recognised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How the topic knew firings that it had."""
+    """How the topic recognized its firings."""
     found: list[str] = []
     enqueue = firings._enqueue
 
@@ -132,12 +132,12 @@ def test_power_cut_at_every_step_of_a_firing_leaves_each_firing_once(recognised:
         cut = world.run(steps)
         world.judge()
         if not cut:
-            assert set(recognised) & {"stale", "duplicate"}, "cut between the firing and its mark, too"
+            assert set(recognised) & {"stale", "duplicate"}, "some cuts are between the firing and its mark"
             return
-    pytest.fail("it never came to its end")
+    pytest.fail("it never finished")
 
 
-def test_power_cut_while_a_power_cut_is_made_good_leaves_each_firing_once() -> None:
+def test_power_cut_during_recovery_from_one_leaves_each_firing_once() -> None:
     whole = Crashing(0)
     whole.run(1 << 30)
     for steps, steps_of_open in itertools.product(range(20, 60, 9), range(10, 60, 7)):
@@ -149,7 +149,7 @@ def test_power_cut_while_a_power_cut_is_made_good_leaves_each_firing_once() -> N
 async def test_firing_whose_number_was_forgotten_is_not_fired_again(
     recognised: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mark is lost, and the topic's window passes: keys would be forgotten, numbers are refused as stale."""
+    """The mark is lost, and the topic's window passes: keys would be forgotten; numbers are refused as stale."""
     async with opened(topic={"dedup_window": 1.0}) as rig:
         await rig.hl.create_schedule("tick", every=10, topic="jobs", misfire="all")
         write = ScheduleStore.write
@@ -157,7 +157,7 @@ async def test_firing_whose_number_was_forgotten_is_not_fired_again(
         await pass_time(rig, 10)
         monkeypatch.setattr(ScheduleStore, "write", write)
         rig.clock.advance(300)
-        await rig.hl.enqueue("jobs", b"", headers={AT: "another"})  # a partition that changes forgets what is old
+        await rig.hl.enqueue("jobs", b"", headers={AT: "another"})  # a partition forgets old keys when it changes
         await pass_time(rig, 40)
         assert recognised == ["stale", "stale"], "together with later ones, then alone"
         assert len(await fired(rig.hl)) == 35 + 1
@@ -201,7 +201,7 @@ def test_scheduler_fires_due_schedules_automatically() -> None:
         assert len(await fired(node.hl)) == 1
         node.clock.jump_wall(3600)
         await asyncio.sleep(11)
-        assert len(await fired(node.hl)) == 1, "a clock that was set forward is noticed, and fires what is owed once"
+        assert len(await fired(node.hl)) == 1, "after the clock is set forward, what is owed fires once"
 
     assert node.live(lambda: [work()]) == "done"
 
@@ -217,7 +217,7 @@ async def test_misfire_policy_decides_what_fires_after_downtime(misfire: str, co
         assert len(await fired(rig.hl)) == count
         assert rig.hl.schedules.missed == 1
         await pass_time(rig, 1800)
-        assert len(await fired(rig.hl)) == 1, "and then as ever"
+        assert len(await fired(rig.hl)) == 1, "then on time again"
 
 
 async def test_thousands_of_due_schedules_are_all_fired() -> None:
@@ -231,7 +231,7 @@ async def test_thousands_of_due_schedules_are_all_fired() -> None:
         assert commits < 100, "their marks are written together"
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------------
 
 
 async def test_full_topic_is_reported_and_retried() -> None:
@@ -245,7 +245,7 @@ async def test_full_topic_is_reported_and_retried() -> None:
         assert info.fired_count == 0
         await rig.hl.purge("jobs")
         await pass_time(rig, 4.9)
-        assert (await rig.hl.get_schedule("a")).state == "failing", "it is not tried all the time"
+        assert (await rig.hl.get_schedule("a")).state == "failing", "it is not retried continuously"
         await pass_time(rig, 0.2)
         assert (await rig.hl.get_schedule("a")).state == "active"
         assert len(await fired(rig.hl)) == 1
@@ -296,7 +296,7 @@ async def test_failed_write_of_a_mark_fires_nothing_twice(recognised: list[str])
         assert (await rig.hl.get_schedule("a")).fired_count == 1
 
 
-async def test_store_that_fails_is_not_tried_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failing_store_is_not_retried_continuously(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as rig:
         await rig.hl.create_schedule("a", every=60, topic="jobs")
         tries = []
@@ -322,7 +322,7 @@ async def test_journal_of_schedules_stays_small_however_often_they_fire() -> Non
         await hl.create_topic("jobs", max_backlog=0)
         await hl.create_schedule("rare", cron="0 0 1 1 *", topic="jobs", payload=b"kept")
         await hl.create_schedule("often", every=60, topic="jobs", payload=bytes(200 << 10))
-        for _ in range(100):  # five segments' worth
+        for _ in range(100):  # the size of five segments
             clock.advance(60)
             await hl.fire_schedules()
         runner = hl.schedules.store.topic.runner
@@ -506,9 +506,9 @@ def test_in_memory_broker_keeps_schedules_in_another_loop() -> None:
     hl.abandon()
 
 
-# -- changes that are cut off ------------------------------------------------------------------------------------------
+# -- interrupted changes -----------------------------------------------------------------------------------------------
 
-#: What is done one after the other, and how the schedule stands then: its payload and state, or None if it is gone.
+#: The changes in order, and the schedule after each: its payload and state, or None if it was deleted.
 STEPS: list[tuple[str, dict[str, Any], tuple[bytes, str] | None]] = [
     ("create_schedule", {"every": 10, "topic": "jobs", "payload": b"old", "misfire": "all"}, (b"old", "active")),
     ("create_schedule", {"every": 10, "topic": "jobs", "payload": b"new", "misfire": "all"}, (b"new", "active")),
@@ -520,7 +520,7 @@ STEPS: list[tuple[str, dict[str, Any], tuple[bytes, str] | None]] = [
 
 
 class Changing:
-    """Changes a schedule over and over while it fires, with the power cut at a given disk operation."""
+    """Change a schedule repeatedly while it fires, with the power cut at a given disk operation."""
 
     def __init__(self, seed: int) -> None:
         self.node = Node(seed, BrokerConfig(spare_segment_bytes=0, reclaim_interval=3600.0))
@@ -558,17 +558,17 @@ def test_power_cut_during_a_schedule_change_is_atomic_without_double_firing() ->
         world = Changing(steps)
         cut = world.run(steps)
         stands = [None, *(after for _, _, after in STEPS)]
-        assert world.stands in stands[world.answered : world.answered + 2], "what was answered is there"
+        assert world.stands in stands[world.answered : world.answered + 2], "answered changes are kept"
         assert len(set(world.found)) == len(world.found), "none twice"
-        assert len({at for _, at in world.found}) == len(world.found), "no moment for two of its states"
+        assert len({at for _, at in world.found}) == len(world.found), "each state fires at its own times"
         outcomes.add((world.answered, world.stands))
         if not cut:
             break
     else:
-        pytest.fail("it never came to its end")
+        pytest.fail("it never finished")
     payloads = [payload for payload, _ in world.found]
     assert payloads.count(b"old") == payloads.count(b"new") - 1 == 1, "paused, it fired once before and once after"
-    assert any(stands[answered] != stood for answered, stood in outcomes), "some were made and not answered"
+    assert any(stands[answered] != stood for answered, stood in outcomes), "some were applied but not answered"
 
 
 @pytest.mark.parametrize("key", [None, "k"])
@@ -602,7 +602,7 @@ async def test_clock_set_back_fires_nothing_twice_and_is_reported() -> None:
         assert (await rig.hl.get_schedule("a")).problem is None
 
 
-def test_blocking_facade_has_schedules_too(tmp_path: Path) -> None:
+def test_blocking_facade_has_schedules(tmp_path: Path) -> None:
     with heapline.open_sync(tmp_path, spare_segment_bytes=0) as hl:
         hl.create_topic("jobs", **SMALL)
         made = hl.create_schedule("a", every=timedelta(hours=1), topic="jobs", headers={"a": "b"})

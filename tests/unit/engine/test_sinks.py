@@ -39,7 +39,7 @@ async def test_last_version_of_a_sink_is_never_forgotten() -> None:
             await rig.reopen()
         assert [(s.name, s.version, s.batch_id) for s in await rig.hl.list_sinks()] == [("s", 1, "b1")]
         assert await committed(rig, "again", 1) == 1, "the first commit's answer is still known"
-        assert await committed(rig, "older", 0) == 0, "that one's is not, and it changes nothing all the same"
+        assert await committed(rig, "older", 0) == 0, "the second one's is not, and it changes nothing either"
         assert prepared(rig) == 0
         assert await taken(rig.hl, "jobs") == ["b0", "b1"]
 
@@ -93,7 +93,7 @@ async def test_forgotten_sink_loses_all_versions_even_after_reopening() -> None:
         assert await committed(rig, "b0", 0) == 1
 
 
-async def test_sink_is_not_forgotten_while_a_topic_has_not_carried_its_commit_out() -> None:
+async def test_sink_is_not_forgotten_while_a_topic_has_not_applied_its_commit() -> None:
     async with opened() as rig:
         await rig.topic("b")
         await rig.hl.commit_batch("first", [])
@@ -109,7 +109,7 @@ async def test_sink_is_not_forgotten_while_a_topic_has_not_carried_its_commit_ou
         assert await rig.hl.forget_sink("s")
 
 
-async def test_repeat_while_the_first_commit_is_under_way_waits_and_changes_nothing() -> None:
+async def test_repeat_during_the_first_commit_waits_and_changes_nothing() -> None:
     async with opened() as rig:
         await rig.hl.commit_batch("first", [])
         for batch in ("one", "two"):
@@ -172,8 +172,8 @@ def topics_on_disk() -> FakeDisk:
 
 
 class Writer:
-    """Writes three versions, each under names that no other attempt has, as Spark does; the power goes at any step,
-    and the last version that is not known to be committed is written again."""
+    """Write three versions, each under names that no other attempt has, as Spark does; cut the power at any step,
+    and rewrite the last version that is not known to be committed."""
 
     def __init__(self, seed: int) -> None:
         self.node = Node(seed, BrokerConfig(spare_segment_bytes=0, reclaim_interval=3600.0))
@@ -217,5 +217,5 @@ def test_versions_rewritten_after_a_power_cut_are_stored_once(offset: int) -> No
         if not crashed:
             break
     else:
-        pytest.fail("it never came to its end")
+        pytest.fail("it never finished")
     assert retried

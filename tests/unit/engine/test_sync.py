@@ -23,7 +23,7 @@ def hl(tmp_path: Path) -> Iterator[SyncBroker]:
         yield broker
 
 
-def test_lazy_batch_acts_without_await(hl: SyncBroker) -> None:
+def test_lazy_batch_is_settled_without_await(hl: SyncBroker) -> None:
     hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, priority=i) for i in range(6)])
     batch = hl.pop("jobs", 6, lazy=True)
     assert (len(batch), batch.payloads[2]) == (6, b"2")
@@ -137,7 +137,7 @@ def test_waiting_pop_wakes_for_an_enqueue_from_another_thread(hl: SyncBroker) ->
     assert found == [b"x"]
 
 
-def test_reopened_broker_has_everything(tmp_path: Path) -> None:
+def test_reopened_broker_keeps_everything(tmp_path: Path) -> None:
     for round_number in range(3):
         with heapline.open_sync(tmp_path, spare_segment_bytes=0) as hl:
             hl.create_topic("jobs", **SMALL)
@@ -145,7 +145,7 @@ def test_reopened_broker_has_everything(tmp_path: Path) -> None:
             assert hl.stats("jobs").ready == round_number + 1
 
 
-def test_closed_facade_says_so_and_leaves_no_thread(tmp_path: Path) -> None:
+def test_closed_facade_raises_and_leaves_no_thread(tmp_path: Path) -> None:
     with heapline.open_sync(tmp_path, spare_segment_bytes=0) as hl:
         assert any(thread.name == "heapline" for thread in threading.enumerate())
     hl.close()

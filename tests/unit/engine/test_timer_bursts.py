@@ -1,6 +1,6 @@
-"""Herds: very many timers, leases or lifetimes that end together delay each caller by a bounded number of rows.
+"""Bursts: very many timers, leases or ttls that end together delay each caller by a bounded number of rows.
 
-Rows are counted, not time: those that went into the units which an answer waited for.
+The tests count rows, not time: those in the units that an answer waited for.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ async def fill(rig: Rig, topic: str, count: int, **fields: Any) -> None:
 
 
 def waiting(rig: Rig, topic: str = "jobs") -> list[int]:
-    """Messages of each partition that have not fired."""
+    """Return the messages of each partition that have not fired."""
     return [p.entries.delayed for p in rig.runner(topic).loaded.topic.partitions]
 
 
 async def rows_waited_for(rig: Rig, call: Callable[[], Any]) -> tuple[Any, int]:
-    """The call's answer, and how many rows of the herd fired before it was given."""
+    """Return the call's answer, and how many rows of the burst fired before it."""
     before = sum(waiting(rig))
     answer = await call()
     return answer, before - sum(waiting(rig))
@@ -52,8 +52,8 @@ async def test_calls_during_a_burst_wait_for_a_bounded_number_of_rows() -> None:
                 calls.append(messages.pop().ack)
             for call in calls:
                 _, rows = await rows_waited_for(rig, call)
-                assert rows <= 3 * SLICE, "what waits for the disk, the open unit, and what fires as it ends"
-        assert asked >= HERD // (6 * SLICE), "the calls did meet the herd"
+                assert rows <= 3 * SLICE, "the unit being written, the open unit, and what fires as it ends"
+        assert asked >= HERD // (6 * SLICE), "the calls overlap the burst"
 
 
 async def test_burst_adds_at_most_one_slice_per_unit() -> None:
@@ -85,8 +85,8 @@ async def test_burst_adds_no_unit_while_calls_wait_for_a_write() -> None:
         rig.clock.advance(0.06)
         rig.runner().turns.plan()
         await settle()
-        assert rig.runner().loaded.firing.wakes.line, "the herd is due"
-        assert sum(waiting(rig)) == HERD, "the next to ask would wait for a unit that only the herd needed"
+        assert rig.runner().loaded.firing.wakes.line, "the burst is due"
+        assert sum(waiting(rig)) == HERD, "the next caller would wait for a unit that only the burst needed"
         rig.io.release()
         await asyncio.gather(call, second)
         await settle(2000)
@@ -151,7 +151,7 @@ async def test_order_is_strict_among_fired_messages() -> None:
             popped += len(messages)
             order = [(m.priority, m.id) for m in messages]
             assert order == sorted(order)
-            assert left is None or order[-1] < left, "none that had fired was better than those popped"
+            assert left is None or order[-1] < left, "no fired message was better than the popped ones"
             await rig.hl.ack(messages)
         assert popped == HERD
 
@@ -171,7 +171,7 @@ async def test_leases_expiring_together_are_returned_in_slices() -> None:
         assert sum(waiting(rig)) + partition.entries.ready == HERD + turns
 
 
-async def test_lives_that_end_together_end_in_slices() -> None:
+async def test_ttls_that_end_together_end_in_slices() -> None:
     async with opened(fire_slice=SLICE) as rig:
         await fill(rig, "jobs", HERD, ttl=5)
         rig.clock.advance(6)
@@ -230,7 +230,7 @@ def test_wakes_are_those_last_planned(steps: list[tuple[int, int | None, bool]])
             assert sorted(wakes.line) == due
             for n in due:
                 wakes.plan(n, now + 1)
-            assert sorted(wakes.line) == due, "what stands in the line is planned when it leaves"
+            assert sorted(wakes.line) == due, "partitions in the line are planned when they leave it"
 
 
 def test_replaced_wake_times_are_not_kept() -> None:

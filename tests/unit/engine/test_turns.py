@@ -1,4 +1,4 @@
-"""Turns and group commit: many calls become few units, and no answer comes before what it rests on is durable."""
+"""Turns and group commit: many calls become few units, and no answer precedes the durability of what it depends on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_calls_of_one_turn_become_one_commit() -> None:
         assert (await rig.hl.stats("jobs")).log.commits_total == before + 1
 
 
-async def test_while_one_commit_is_under_way_the_next_gathers() -> None:
+async def test_calls_during_a_commit_gather_for_the_next() -> None:
     async with opened() as rig:
         before = (await rig.hl.stats("jobs")).log.commits_total
         rig.io.hold = {"commit"}
@@ -51,7 +51,7 @@ async def test_ack_shares_a_commit_with_the_pop_that_follows_a_step_later() -> N
         before = (await rig.hl.stats("jobs")).log.commits_total
         for _ in range(20):
             ack = asyncio.ensure_future(rig.hl.ack(message))
-            await settle(2)  # one step calls, the next one would be its turn
+            await settle(2)  # one step calls, the next would be its turn
             (message,) = await rig.hl.pop("jobs")
             await ack
         assert (await rig.hl.stats("jobs")).log.commits_total == before + 20
@@ -161,7 +161,7 @@ async def test_answer_waits_for_the_change_that_it_reports(case: str) -> None:
             assert isinstance(answer.exception(), heapline.HeaplineError)
 
 
-async def test_message_is_handed_over_only_when_its_lease_is_durable() -> None:
+async def test_message_is_delivered_only_when_its_lease_is_durable() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")
         rig.io.hold = {"commit"}
@@ -186,12 +186,12 @@ async def test_pop_sees_enqueues_of_the_same_turn() -> None:
         assert [m.payload for m in pop] == [b"x"]
 
 
-async def test_ack_in_the_turn_that_would_record_the_expiry_is_good() -> None:
+async def test_ack_in_the_turn_that_would_record_the_expiry_succeeds() -> None:
     async with opened() as rig:
         await rig.hl.enqueue("jobs", b"x")
         (m,) = await rig.hl.pop("jobs", visibility=1)
         rig.clock.advance(5)
-        await m.ack()  # the deadline is long past, but its expiry was not recorded
+        await m.ack()  # the deadline is long past, but its expiry is not recorded
         assert (await rig.hl.get("jobs", m.id)).state == "acked"
 
 
@@ -229,7 +229,7 @@ async def test_calls_without_changes_write_nothing() -> None:
             await facts["lost"].ack()
         assert await rig.hl.dlq_replay("jobs") == 0
         after = (await rig.hl.stats("jobs")).log.commits_total, await rig.hl.offsets("jobs")
-        assert after == (before[0] + 2, {0: (0, before[1][0][1] + 2)}), "a pause and a resume, and that is all"
+        assert after == (before[0] + 2, {0: (0, before[1][0][1] + 2)}), "only a pause and a resume"
 
 
 async def test_close_makes_decisions_durable_and_answers_them() -> None:
@@ -249,8 +249,8 @@ async def test_close_makes_decisions_durable_and_answers_them() -> None:
     await hl.close()
 
 
-async def test_waiting_without_work_takes_no_turns() -> None:
-    """`wait=` wakes at once and does not poll: an idle topic with a waiting pop plans nothing."""
+async def test_idle_waiting_pop_takes_no_turns() -> None:
+    """`wait=` wakes immediately and does not poll: an idle topic with a waiting pop plans nothing."""
     async with opened() as rig:
         pop = asyncio.create_task(rig.hl.pop("jobs", wait=60))
         await settle()
@@ -281,7 +281,7 @@ async def test_waiting_without_work_takes_no_turns() -> None:
     ids=lambda shape: ", ".join(shape),
 )  # fmt: skip
 async def test_atomic_batch_of_the_largest_size_allowed_is_written(shape: dict[str, Any], partitions: int) -> None:
-    """Whatever passes the check at the door must fit into a unit: else the topic would fail and reload."""
+    """A batch that passes the size check must fit into a unit; otherwise the topic would fail and reload."""
     async with opened() as rig:
         config = await rig.topic("wide", partitions=partitions)
 
@@ -293,7 +293,7 @@ async def test_atomic_batch_of_the_largest_size_allowed_is_written(shape: dict[s
             ]
 
         producer: dict[str, Any] = {"producer_id": "p" * 128, "epoch": 1} if "seq" in shape else {}
-        low, high = 1, 20_000  # the largest batch that is let in
+        low, high = 1, 20_000  # the largest batch that is accepted
         messages = batch(high)
         while low < high:
             middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""The journal end to end on an in-memory disk: committed units are read back, at the positions handed out."""
+"""The journal end to end on an in-memory disk: committed units are read back, at the returned positions."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_unit_left_in_the_page_cache_by_a_failed_sync_is_rewritten_on_open() -> 
 
     def fail(step: str, path: str) -> None:
         if step == "fdatasync":
-            # The kernel marks the pages clean nevertheless: nothing would write them again.
+            # The kernel marks the pages clean nevertheless, so nothing would write them again.
             disk.files[path].unsynced.clear()
             raise OSError(errno.EIO, "broken")
 

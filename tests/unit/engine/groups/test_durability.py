@@ -31,7 +31,7 @@ async def lag(rig: Rig) -> int:
     return sum(offset.lag for offset in await rig.hl.group_offsets("jobs", "g"))
 
 
-async def test_row_is_handed_out_only_when_it_is_durable() -> None:
+async def test_row_is_delivered_only_when_it_is_durable() -> None:
     async with opened() as rig:
         await fetch(rig.hl)
         waiting = asyncio.ensure_future(fetch(rig.hl, wait=30.0))
@@ -68,7 +68,7 @@ async def test_failed_write_reverts_acks_and_a_waiting_fetch_continues() -> None
         with pytest.raises(heapline.TopicReloading):
             await rig.hl.group_ack("jobs", "g", "a", {0: got.batches[0].offsets.tolist()}, session="s")
         await until(lambda: rig.runner().is_serving)
-        # The unit may be there or not; if not, the row comes again.
+        # The unit may be durable or not; if not, the row is delivered again.
         await rig.hl.enqueue("jobs", b"y")
         found = payloads(await waiting)
         if b"y" not in found:
@@ -91,7 +91,7 @@ async def test_group_calls_during_a_reload_raise_topic_reloading_then_closed() -
         await until(lambda: rig.runner().is_serving)
         waiting = asyncio.ensure_future(fetch(rig.hl, wait=30.0))
         await settle()
-        while waiting.done():  # it was told who reads what after the reload
+        while waiting.done():  # the first fetch after the reload reports the partitions
             waiting = asyncio.ensure_future(fetch(rig.hl, wait=30.0))
             await settle()
         await rig.hl.close()
@@ -113,7 +113,7 @@ async def test_power_cut_loses_no_row_and_no_ack() -> None:
     await hl.close()
 
 
-async def test_backlog_is_read_from_disk_in_pages_and_a_little_of_it_from_memory() -> None:
+async def test_backlog_is_read_from_disk_in_pages_and_its_end_from_memory() -> None:
     async with opened() as rig:
         await rig.hl.create_group("jobs", "g")
         for start in range(0, 5000, 1000):

@@ -1,4 +1,4 @@
-"""Fetches that end, wait or overlap: no row is lost, given twice, or given to a member that left."""
+"""Fetches that end, wait or overlap: no row is lost, delivered twice, or delivered to a member that left."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_rows_timed_out_during_a_disk_stall_go_to_one_member() -> None:
         assert not waiting.done()
         rig.io.release()
         await asyncio.gather(enqueued, beat)
-        assert payloads(await waiting) == []  # its time was over before it came
+        assert payloads(await waiting) == []  # its deadline passed before it arrived
         rig.clock.advance(60)
         got = [payloads(await fetch(rig.hl, member)) for member in "ab"]
         assert sorted(map(len, got)) == [0, 1]

@@ -37,7 +37,7 @@ async def test_rewritten_row_is_delivered_after_its_segment_is_deleted() -> None
                 await rig.hl.group_ack("jobs", "g", "a", offsets(got), session="s")
         assert b"late" in seen
         rig.clock.advance(60)
-        assert b"late" in payloads(await fetch(rig.hl))  # once more, found by what was recorded
+        assert b"late" in payloads(await fetch(rig.hl))  # again, found by the recorded position
         (place,) = await rig.hl.group_offsets("jobs", "g")
         assert place.dead == 0
 

@@ -1,4 +1,4 @@
-"""Consumer groups on an embedded broker: what members get, in which order, and what becomes of it."""
+"""Consumer groups on an embedded broker: what members receive, in which order, and the outcome of each row."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def world(clock: HandClock | None = None, **topic: Any) -> MemoryBroker:
 
 
 async def let_pass(clock: HandClock, seconds: float) -> None:
-    """Time passes, and what it brings about has happened."""
+    """Let time pass, and wait until everything that became due has happened."""
     clock.advance(seconds)
     for _ in range(5):
         await asyncio.sleep(0)
@@ -128,7 +128,7 @@ async def test_delayed_message_is_in_the_stream_where_it_became_due() -> None:
     await hl.close()
     async with MemoryBroker(clock, disk=hl.disk) as again:
         assert payloads(await fetch(again, group="early")) == expected
-        assert payloads(await fetch(again, group="made after the restart".replace(" ", "-"))) == expected
+        assert payloads(await fetch(again, group="created after the restart".replace(" ", "-"))) == expected
 
 
 async def test_slow_group_gets_a_delayed_message_already_acked_by_a_worker() -> None:
@@ -196,7 +196,7 @@ async def test_unacked_row_is_redelivered_then_becomes_a_dead_letter() -> None:
         first = rows(await fetch(hl))
         await hl.group_ack("jobs", "g", "a", {0: [first[1].offset]}, session="s")
         clock.advance(10.5)
-        assert payloads(await fetch(hl)) == [], "its back-off has begun"
+        assert payloads(await fetch(hl)) == [], "its backoff has begun"
         clock.advance(1.5)
         (row,) = rows(await fetch(hl))
         assert (row.payload, row.attempts) == (b"bad", 2)
@@ -221,7 +221,7 @@ async def test_nacked_row_is_redelivered_after_backoff_across_a_restart() -> Non
     assert (await hl.group_offsets("jobs", "g"))[0].retrying == 1
     await hl.close()
     async with MemoryBroker(clock, disk=hl.disk) as again:
-        assert payloads(await fetch(again)) == [b"1"], "it was out when the broker ended"
+        assert payloads(await fetch(again)) == [b"1"], "it was in flight when the broker ended"
         clock.advance(6)
         (row,) = rows(await fetch(again))
         assert (row.payload, row.attempts) == (b"0", 2)
@@ -248,7 +248,7 @@ async def test_group_dead_letters_can_be_replayed_or_deleted() -> None:
 # -- members -----------------------------------------------------------------------------------------------------------
 
 
-async def test_partitions_are_spread_over_members_and_change_hands_when_nothing_is_out() -> None:
+async def test_partitions_are_spread_over_members_and_move_without_rows_in_flight() -> None:
     clock = HandClock()
     async with await world(clock, partitions=4) as hl:
         await hl.create_group("jobs", "g", ack_timeout=30.0, member_lease=60.0)
@@ -257,7 +257,7 @@ async def test_partitions_are_spread_over_members_and_change_hands_when_nothing_
         assert one.partitions == [0, 1, 2, 3]
         two = await fetch(hl, "b", session="b")
         assert two.partitions == []
-        assert rows(two) == [], "what a holds is not given to b"
+        assert rows(two) == [], "rows that a holds are not delivered to b"
         kept = (await fetch(hl, "a", session="a")).partitions
         assert len(kept) == 2
         await ack(hl, one, session="a")
@@ -278,9 +278,9 @@ async def test_leaving_member_releases_immediately_and_dead_one_by_timeout() -> 
         await fetch(hl, "a", session="a")
         await hl.group_leave("jobs", "g", "a", session="a")
         got = rows(await fetch(hl, "b", session="b"))
-        assert [row.attempts for row in got] == [1, 1, 1], "that was no failure"
+        assert [row.attempts for row in got] == [1, 1, 1], "leaving is not a failure"
         clock.advance(11)
-        assert (await fetch(hl, "c", session="c")).partitions == [], "b may still work on what it holds"
+        assert (await fetch(hl, "c", session="c")).partitions == [], "b may still process its rows"
         assert list((await hl.get_group("jobs", "g")).members) == ["c"]
         for _ in range(3):
             clock.advance(9.5)
@@ -304,7 +304,7 @@ async def test_new_session_takes_over_the_name_and_rows() -> None:
         assert await lag(hl) == 0
 
 
-async def test_topic_that_grows_gives_its_members_the_new_partitions_too() -> None:
+async def test_new_partitions_are_assigned_to_members() -> None:
     async with await world(partitions=1) as hl:
         await fetch(hl)
         await hl.update_topic("jobs", partitions=3)
@@ -366,7 +366,7 @@ async def test_cancelled_fetch_loses_nothing() -> None:
     assert cancelled > 2
 
 
-# -- places ------------------------------------------------------------------------------------------------------------
+# -- offsets -----------------------------------------------------------------------------------------------------------
 
 
 async def test_group_starts_at_the_requested_offset() -> None:
@@ -384,13 +384,13 @@ async def test_group_starts_at_the_requested_offset() -> None:
             assert await lag(hl, group) == expected
 
 
-async def test_group_is_reset_and_its_lag_is_right() -> None:
+async def test_reset_group_has_the_right_lag() -> None:
     async with await world() as hl:
         await hl.create_group("jobs", "g")
         await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(5)])
         await ack(hl, await fetch(hl))
         (offset,) = await hl.reset_offsets("jobs", "g", to=3)
-        assert (offset.committed, offset.lag) == (3, 3), "one row of the log made the group"
+        assert (offset.committed, offset.lag) == (3, 3), "one row of the log created the group"
         assert payloads(await fetch(hl)) == [b"2", b"3", b"4"]
         (offset,) = await hl.reset_offsets("jobs", "g", to="latest")
         assert offset.lag == 0
@@ -401,7 +401,7 @@ async def test_group_is_reset_and_its_lag_is_right() -> None:
             await hl.reset_offsets("jobs", "g", to=10_000)
 
 
-async def test_observer_groups_show_lag_and_are_moved_by_hand() -> None:
+async def test_observer_groups_show_lag_and_are_moved_by_resets() -> None:
     async with await world() as hl:
         await hl.create_group("jobs", "g", observer=True)
         await hl.enqueue_batch("jobs", [Outgoing(b"x")] * 3)
@@ -442,7 +442,7 @@ async def test_bad_requests_say_what_to_do_and_change_nothing() -> None:
         assert await hl.list_groups("plain") == []
 
 
-async def test_fetches_keep_to_bytes_but_get_at_least_one() -> None:
+async def test_fetches_are_limited_in_bytes_but_return_at_least_one_row() -> None:
     async with await world() as hl:
         await hl.enqueue_batch("jobs", [Outgoing(b"x" * 10_000)] * 5)
         assert len(rows(await fetch(hl, max_bytes=1))) == 1
@@ -462,7 +462,7 @@ async def test_row_shows_its_enqueue_priority_from_memory_and_disk() -> None:
         assert [m.priority for m in await again.pop("jobs")] == [7]
 
 
-async def test_rows_given_in_many_shares_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_of_many_shares_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
     joins: list[int] = []
     join = handlers.np.concatenate
     monkeypatch.setattr(handlers.np, "concatenate", lambda columns, *args: (joins.append(0), join(columns, *args))[1])

@@ -1,8 +1,8 @@
-"""Random interleavings of everything that members, workers and time do to a group, with kills, against a naive model.
+"""Random interleavings of members, workers, time and kills in a group, against a naive model.
 
-The model knows who was given which row and until when, and what was acked. It holds the broker to: a row stands at one
-place; no member gets what another still holds; acked rows are never redelivered; first deliveries come in the
-order of the stream; nothing is left out; lag is what is not done.
+The model knows which member got which row until when, and what was acked. It checks that a row keeps its
+offset; no member gets a row that another still holds; acked rows are never redelivered; first deliveries are in the
+order of the stream; no row is missing; lag counts the unfinished rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class World:
         self.clock = HandClock()
         self.hl = MemoryBroker(self.clock)
         self.sessions = dict.fromkeys(MEMBERS, 0)
-        self.used = dict.fromkeys(MEMBERS, 0)  # the session that was last heard of
+        self.used = dict.fromkeys(MEMBERS, 0)  # the most recent session
         self.held: dict[Row, tuple[str, int]] = {}  # -> member, until
         self.acked: set[Row] = set()
         self.given: dict[str, set[Row]] = {member: set() for member in MEMBERS}  # and not settled, by this session
@@ -53,7 +53,7 @@ class World:
     def session(self, member: str) -> str:
         return f"{member}{self.sessions[member]}"
 
-    # -- what may happen -------------------------------------------------------------------------------------------
+    # -- steps ---------------------------------------------------------------------------------------------------------
 
     async def enqueue(self, n: int) -> None:
         delay = None if n % 3 else float(n % 30)
@@ -64,7 +64,7 @@ class World:
             self.waits += ids
 
     async def cancel(self, n: int) -> None:
-        """Delayed messages may be cancelled; only those that never came to the group count as cancelled."""
+        """Cancel delayed messages; only those that the group has not seen count as cancelled."""
         if self.waits:
             id = self.waits.pop(n % len(self.waits))
             info = await self.hl.get("jobs", id)
@@ -73,7 +73,7 @@ class World:
                 self.cancelled.add(id)
 
     async def work(self, n: int) -> None:
-        """A worker is done with messages: that is no affair of the group's."""
+        """A worker acks messages, which does not affect the group."""
         await self.hl.ack(await self.hl.pop("jobs", 1 + n % 4))
 
     async def pass_time(self, n: int) -> None:
@@ -118,7 +118,7 @@ class World:
                     self.acked.add(row)
 
     async def restart_member(self, n: int) -> None:
-        """It dies and comes again under its name, or not."""
+        """Kill a member; with `again`, it returns under its name."""
         member = MEMBERS[n % 3]
         old = self.session(member)
         self.sessions[member] += 1
@@ -144,7 +144,7 @@ class World:
         if n % 3 == 0:
             await self.hl.snapshot("jobs")
         for runner in self.hl._all_runners():
-            runner.is_closed = True  # nothing more happens there, as after a kill
+            runner.is_closed = True  # the broker does nothing more, as after a kill
             if runner.turns._timer is not None:
                 runner.turns._timer.cancel()
         self.hl.abandon()
@@ -162,7 +162,7 @@ class World:
             for message in batch.messages():
                 row = (message.partition, message.offset)
                 assert row not in self.acked, "it was done"
-                assert self.seen.setdefault(row, message.id) == message.id, "another message at the same place"
+                assert self.seen.setdefault(row, message.id) == message.id, "another message at the same offset"
                 holder, until = self.held.get(row, (member, 0))
                 assert holder == member or until <= self.now, f"{holder} still holds it"
                 self.held[row] = (member, self.now + 20_000)
@@ -170,15 +170,15 @@ class World:
 
     async def check(self) -> None:
         ids = list(self.seen.values())
-        assert len(ids) == len(set(ids)), "a message stands in the stream once"
+        assert len(ids) == len(set(ids)), "a message is in the stream once"
         for _ in range(5):
-            await asyncio.sleep(0)  # what is due fires
+            await asyncio.sleep(0)  # due messages fire
         offsets = await self.hl.group_offsets("jobs", "g")
         due = len(self.enqueued - self.cancelled) - (await self.hl.stats("jobs")).delayed
         assert sum(offset.lag for offset in offsets) == due - len(self.acked)
 
     async def finish(self) -> None:
-        """Everybody comes back and does all there is: nothing is left out."""
+        """Let all members return and finish: no row may be missing."""
         self.clock.advance(40)
         for _ in range(60):
             for member in MEMBERS:

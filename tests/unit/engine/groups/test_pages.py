@@ -1,4 +1,4 @@
-"""Pages of the stream: which rows they hold, in which order, and what they say of each."""
+"""Pages of the stream: their rows, the order of the rows, and the columns of each row."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ async def test_cancelled_and_purged_before_firing_have_no_row() -> None:
         await pass_time(rig, 2000)
         got = page(rig)
         assert payloads(got) == []
-        assert got.end == rig.runner().loaded.topic.partitions[0].state.offset, "a reader makes way over what is no row"
+        assert got.end == rig.runner().loaded.topic.partitions[0].state.offset, (
+            "a reader advances past rows that are not in the stream"
+        )
 
 
 async def test_rescheduled_message_is_in_the_stream_with_its_new_priority() -> None:
@@ -124,7 +126,7 @@ async def test_page_from_the_middle_of_a_unit_covers_the_whole_unit() -> None:
         assert payloads(got)[4 - got.start :] == [b"%d" % i for i in range(4, 10)]
 
 
-async def test_record_that_does_not_check_is_named_and_its_neighbours_are_served() -> None:
+async def test_corrupt_record_is_named_and_its_neighbors_are_served() -> None:
     async with opened() as rig:
         for i in range(3):
             await rig.hl.enqueue("jobs", b"fired %d" % i, delay=1)

@@ -105,7 +105,7 @@ class Walk:
 
 
 async def facts(rig: Rig) -> dict[str, Any]:
-    """What later decisions rest on. How far the committed offset ran over what is no row does not matter."""
+    """Return the state on which later decisions depend: without how far the committed offset passed unrelated rows."""
     topic: Topic = rig.runner().loaded.topic
     streams = [(await told(rig.runner(), p.number)).offsets for p in topic.partitions]
     found: dict[str, Any] = {
@@ -138,7 +138,7 @@ async def test_recovered_groups_equal_those_in_memory(seed: int) -> None:
         for _ in range(8):
             for _ in range(12):
                 await walk.step()
-            await rig.hl.list_groups("jobs")  # all is durable
+            await rig.hl.list_groups("jobs")  # everything is durable
             live = await facts(rig)
             after = Rig(rig.disk.crash())
             after.clock = rig.clock

@@ -24,10 +24,10 @@ def page_store(rig: Rig) -> PageStore:
 
 
 async def with_stale_page(rig: Rig) -> None:
-    """Ten rows, a group at the first, and a page in memory by which the log begins at the seventh."""
+    """Ten rows, a group at the first, and a page in memory that says the log begins at the seventh."""
     await rig.hl.enqueue_batch("jobs", [Outgoing(b"%d" % i) for i in range(10)])
     await rig.hl.create_group("jobs", "g")
-    await rig.reopen()  # nothing of it is in memory now
+    await rig.reopen()  # none of its records is in memory now
     await rig.hl.group_fetch("jobs", "other", "m", session="s", max_messages=0)
     await rig.hl.group_fetch("jobs", "other", "m", session="s", max_messages=1, wait=5.0)
     page = page_store(rig).find(0, 0)
@@ -80,20 +80,20 @@ async def test_failed_log_read_is_raised_and_logged(
 
 
 async def test_fetch_served_by_another_page_is_not_served_again() -> None:
-    """While its answer waits for the disk it would take more rows, which no member gets until they time out."""
+    """While its answer waits for the disk it would take more rows, which no member would get until they time out."""
     async with opened() as rig:
         await fill(rig, 10)
         await fetch(rig.hl, max_messages=0)
         streams = rig.runner().streams
         call = FetchCall(rig.runner().future(), "g", "a", "s", 5, 1 << 20, False)
-        streams._reading._again(call)  # of a second partition, when that of the first had it served
+        streams._reading._again(call)  # of a second partition, when that of the first was already served
         assert streams.inbox == []
 
 
 async def test_group_below_the_logs_start_continues_there_with_a_log_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Segments that were taken out of a directory by hand, say: the reclaimer moves groups on before one goes."""
+    """For example if segments were deleted by hand: the reclaimer moves groups before it deletes one."""
     async with opened() as rig:
         await rig.hl.create_group("jobs", "g", unused_after=3600.0)
         await churn(rig)
@@ -119,7 +119,7 @@ async def test_page_read_for_one_group_loses_no_rows_of_a_slower_one() -> None:
         await hl.create_group("jobs", "behind")
         await hl.group_fetch("jobs", "ahead", "m", session="s", max_messages=5)
         await hl.group_ack("jobs", "ahead", "m", {0: range(5)}, session="s")
-    async with MemoryBroker(disk=hl.disk) as again:  # nothing of it is in memory now
+    async with MemoryBroker(disk=hl.disk) as again:  # none of its records is in memory now
         for group, first in (("ahead", 5), ("behind", 0)):
             fetched = await again.group_fetch("jobs", group, "m", session="s", wait=5.0)
             assert [o for batch in fetched.batches for o in batch.offsets.tolist()] == list(range(first, 10))

@@ -1,4 +1,4 @@
-"""A subscription: credits, signs of life, partitions that come and go, acks that go together, and how it ends."""
+"""A subscription: credits, heartbeats, partitions that are assigned and revoked, joined acks, and how it ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {"segment_bytes": 1 << 20, "max_payload_bytes": 256 << 1
 
 
 class Watched(MemoryBroker):
-    """Counts what a subscription asks, and fails when told to."""
+    """Counts the calls of a subscription, and fails on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ async def steps(count: int = 30) -> None:
         await asyncio.sleep(0)
 
 
-def test_embedded_broker_keeps_to_the_contract_of_groups() -> None:
+def test_embedded_broker_implements_the_contract_of_groups() -> None:
     broker: Broker = MemoryBroker()
     subscription: type[Subscription] = Subscription
     assert broker is not subscription
@@ -80,7 +80,7 @@ async def test_outstanding_rows_never_exceed_the_credits() -> None:
         assert [row.payload for row in await take(subscription, 3)] == [b"10", b"11", b"12"]
 
 
-async def test_batches_come_as_columns_and_are_acked_whole() -> None:
+async def test_batches_are_columns_and_are_acked_whole() -> None:
     async with await world(50) as hl:
         async with hl.subscribe("jobs", group="g", batches=True) as subscription:
             batch: StreamBatch = await anext(subscription)
@@ -119,7 +119,7 @@ async def test_joined_acks_report_lost_rows_only_to_their_callers() -> None:
         assert (lost.value.partitions, lost.value.offsets) == ([0], [12345])
 
 
-async def test_slow_consumer_gives_signs_of_life() -> None:
+async def test_slow_consumer_sends_heartbeats() -> None:
     more: dict[str, Any] = {"member": "m", "credits": 5, "member_lease": 0.3}
     async with await world(5) as hl, hl.subscribe("jobs", group="g", **more) as subscription:
         got = await take(subscription, 5)
@@ -144,7 +144,7 @@ async def test_forgotten_rows_are_redelivered_even_if_they_used_all_credits() ->
 async def test_buffered_rows_past_their_deadline_are_not_delivered() -> None:
     async with await world(5) as hl, hl.subscribe("jobs", group="g") as subscription:
         assert len(await take(subscription, 2)) == 2
-        subscription._rows_until = 0.0  # as when the consumer was slow
+        subscription._rows_until = 0.0  # as if the consumer were slow
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
                 await anext(subscription)
@@ -193,10 +193,12 @@ async def test_replaced_member_raises_on_iteration() -> None:
             await hl.enqueue("jobs", b"x")
             assert (await anext(second)).payload == b"x"
             await first.close()
-            assert list((await hl.get_group("jobs", "g")).members) == ["m"], "closing the old one ends not the new"
+            assert list((await hl.get_group("jobs", "g")).members) == ["m"], (
+                "closing the old one does not end the new one"
+            )
 
 
-async def test_trouble_that_passes_is_not_noticed() -> None:
+async def test_transient_errors_are_not_raised() -> None:
     async with await world(3) as hl:
         hl.failing = 2
         async with hl.subscribe("jobs", group="g", credits=1) as subscription:
@@ -237,7 +239,7 @@ def test_rows_to_settle_are_accepted_in_any_shape() -> None:
     assert offsets_of([]) == {}
 
 
-# -- members that are gone leave nothing behind ----------------------------------------------------------------------
+# -- members that left leave no state ----------------------------------------------------------------------------------
 
 
 async def members(hl: Watched) -> list[str]:
@@ -318,7 +320,7 @@ async def test_subscription_may_be_closed_by_its_own_hook() -> None:
                     await steps()
 
 
-# -- acks that go together, and consumers who are slow -----------------------------------------------------------------
+# -- joined acks, and slow consumers -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrong", [{0: [-1]}, {"0": [1]}, {-1: [0]}, {0: [1.5]}, {0: [1 << 64]}, {0: 7}, {0: "12"}])
@@ -331,7 +333,7 @@ async def test_malformed_ack_is_rejected_without_affecting_joined_acks(wrong: An
         assert (await hl.get_group("jobs", "g")).lag == 0
 
 
-async def test_ack_is_given_up_when_its_rows_time_is_over_however_long_each_try_takes() -> None:
+async def test_ack_is_abandoned_at_its_rows_deadline_however_long_each_try_takes() -> None:
     async with await world(1) as hl, hl.subscribe("jobs", group="g", ack_timeout=0.05) as subscription:
         (row,) = await take(subscription, 1)
         tries = 0
@@ -348,7 +350,7 @@ async def test_ack_is_given_up_when_its_rows_time_is_over_however_long_each_try_
         assert tries == 1
 
 
-async def test_rows_that_timed_out_unseen_are_not_delivered(clock: list[float]) -> None:
+async def test_buffered_rows_that_timed_out_are_not_delivered(clock: list[float]) -> None:
     async with await world(10) as hl, hl.subscribe("jobs", group="g", ack_timeout=60.0, credits=10) as subscription:
         first = await take(subscription, 1)
         clock[0] += 61.0
@@ -358,7 +360,7 @@ async def test_rows_that_timed_out_unseen_are_not_delivered(clock: list[float]) 
         assert first[0].payload == b"0"
 
 
-async def test_slow_consumer_has_ever_fewer_rows_fetched_ahead_and_a_quick_one_more_again(clock: list[float]) -> None:
+async def test_prefetched_rows_shrink_for_a_slow_consumer_and_grow_for_a_fast_one(clock: list[float]) -> None:
     async with await world(1000) as hl, hl.subscribe("jobs", group="g", ack_timeout=60.0, credits=64) as subscription:
         for _ in range(3):
             await take(subscription, 1)
@@ -387,7 +389,7 @@ async def test_member_and_group_limits_are_reported(monkeypatch: pytest.MonkeyPa
         for group, text in (("g", "members of group 'g'"), ("h", "groups of topic 'jobs'")):
             with pytest.raises(ResourceExhausted, match=text):
                 await hl.subscribe("jobs", group=group, member="n").__aenter__()
-        await hl.group_fetch("jobs", "g", "m", session="another")  # who is in may come again
+        await hl.group_fetch("jobs", "g", "m", session="another")  # existing members may join again
 
 
 async def test_acks_of_non_members_leave_no_state() -> None:
@@ -401,7 +403,7 @@ async def test_acks_of_non_members_leave_no_state() -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that a subscription believes to be later than it is."""
+    """Seconds by which a subscription's clock is ahead."""
     ahead = [0.0]
     monkeypatch.setattr(subscription, "_now", lambda: asyncio.get_running_loop().time() + ahead[0])
     return ahead

@@ -53,7 +53,7 @@ async def all_rows(hl: MemoryBroker, mode: str) -> list[StreamMessage]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_fast_gives_the_living_once_in_the_order_of_their_first_rows(
+async def test_fast_replay_returns_live_messages_once_in_first_row_order(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan.MergedScan.read, "__defaults__", (9, 1 << 20))
@@ -67,10 +67,10 @@ async def test_fast_gives_the_living_once_in_the_order_of_their_first_rows(
     fast = await all_rows(hl, "fast")
     assert [row.id for row in fast] == expected
     assert {row.id: row.priority for row in fast} == {id: living[id].priority for id in expected}
-    assert expected, "the test is about nothing"
+    assert expected, "the test would prove nothing"
 
 
-async def test_fast_keeps_the_present_due_time_on_the_way_into_a_topic() -> None:
+async def test_fast_replay_into_a_topic_keeps_current_due_times() -> None:
     clock = HandClock()
     hl = MemoryBroker(clock)
     for topic in ("jobs", "other"):

@@ -1,4 +1,4 @@
-"""Replays into a topic: each message exactly once, whatever happens; what they keep; how they end."""
+"""Replays into a topic: each message exactly once, whatever fails; what they preserve; how they end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def ended(hl: Any, name: str = "r", *states: str) -> ReplayInfo:
 
 
 async def waits(hl: Any, name: str = "r") -> ReplayInfo:
-    """Until it says what it waits for."""
+    """Wait until it reports what it waits for."""
     async with asyncio.timeout(30):
         while (info := await hl.get_replay(name)).error is None:
             assert info.state == "running"
@@ -47,7 +47,7 @@ async def drained(hl: Any, topic: str) -> list[bytes]:
     return found
 
 
-# -- what goes in ------------------------------------------------------------------------------------------------------
+# -- fields ------------------------------------------------------------------------------------------------------------
 
 
 async def test_replayed_messages_keep_their_fields_and_name_their_source() -> None:
@@ -121,7 +121,7 @@ async def test_replay_name_belongs_to_one_request() -> None:
             await rig.hl.get_replay("s")
 
 
-async def test_oldest_that_ended_are_forgotten_on_disk_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_oldest_ended_replays_are_also_forgotten_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager, "ENDED_MAX", 2)
     async with opened() as rig:
         await rig.topic("other")
@@ -133,10 +133,10 @@ async def test_oldest_that_ended_are_forgotten_on_disk_too(monkeypatch: pytest.M
         assert [info.name for info in await rig.hl.list_replays()] == ["r2", "r3", "r4"]
 
 
-# -- what can go wrong -------------------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------------
 
 
-async def test_full_topic_is_waited_for_with_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replay_into_a_full_topic_waits_with_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_runner, "PAUSE", 0.0)
     async with opened() as rig:
         await rig.topic("other", max_backlog=3)
@@ -187,7 +187,7 @@ async def reclaim(rig: Rig) -> None:
 
 @pytest.mark.parametrize("reason", ["full", "slow", "restarted"])
 async def test_rows_are_kept_until_a_waiting_replay_ends(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    """For room in its target or for its rate, however long that takes; and while the broker is restarted."""
+    """For space in its target or for its rate, for any time, and even if the broker is restarted."""
     monkeypatch.setattr(job_runner, "PAUSE", 0.0)
     monkeypatch.setattr(job_runner, "PAUSE_MAX", 0.0)
     monkeypatch.setattr(reader, "LOOK_MS", 1)
@@ -203,7 +203,7 @@ async def test_rows_are_kept_until_a_waiting_replay_ends(monkeypatch: pytest.Mon
                 await asyncio.sleep(0)
         for _ in range(6):
             rig.clock.advance(300)
-            await asyncio.sleep(0.01)  # it looks at the clock now and then
+            await asyncio.sleep(0.01)  # it reads the clock now and then
             await settle()
             if reason == "restarted":
                 await rig.reopen()
@@ -230,10 +230,10 @@ async def test_reclaimed_rows_end_the_replay(monkeypatch: pytest.MonkeyPatch) ->
         await rig.hl.start_replay("r", "jobs", into="other")
         await waits(rig.hl)
         for path in rig.files(".lease"):
-            rig.disk.unlink(path)  # as if it had run out: the broker was away for long
+            rig.disk.unlink(path)  # as if it had expired: the broker was down for long
         await reclaim(rig)
         first = (await rig.hl.offsets("jobs"))[0][0]
-        assert first > 1, "the test is about nothing"
+        assert first > 1, "the test would prove nothing"
         info = await ended(rig.hl)
         assert info.state == "failed"
         assert f"the log starts at {first}" in str(info.error)
@@ -256,7 +256,7 @@ async def test_cancelled_replay_stays_cancelled_and_keeps_its_messages(monkeypat
         assert await drained(rig.hl, "other") == [b"0"]
 
 
-async def test_damaged_file_keeps_its_name_shut_and_nothing_else() -> None:
+async def test_damaged_file_blocks_only_its_own_replay_name() -> None:
     async with opened() as rig:
         await rig.topic("other")
         for name in ("r", "s"):
@@ -271,7 +271,7 @@ async def test_damaged_file_keeps_its_name_shut_and_nothing_else() -> None:
         assert (await rig.hl.get_replay("s")).state == "done"
 
 
-async def test_place_that_cannot_be_written_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replay_waits_while_its_position_cannot_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_runner, "PAUSE", 0.0)
     async with opened() as rig:
         await rig.topic("other")
@@ -284,7 +284,7 @@ async def test_place_that_cannot_be_written_is_waited_for(monkeypatch: pytest.Mo
         assert await drained(rig.hl, "other") == [b"%d" % i for i in range(5)]
 
 
-async def test_writes_of_the_target_that_fail_double_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_writes_of_the_target_neither_duplicate_nor_lose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_runner, "BATCH_ROWS", 3)
     monkeypatch.setattr(job_runner, "PAUSE", 0.0)
     for after in range(0, 14, 2):
@@ -303,7 +303,7 @@ async def test_writes_of_the_target_that_fail_double_and_lose_nothing(monkeypatc
 
 
 class CutIo(StepIo):
-    """After a power cut nothing is answered any more."""
+    """After a power cut no operation is answered."""
 
     is_cut = False
 
@@ -325,14 +325,14 @@ class CutRig(Rig):
         return self.hl
 
     async def crash(self, draw: random.Random) -> None:
-        """What is left of the machine: the disk, as a power cut leaves it."""
+        """Return the disk as a power cut leaves it."""
         self.io.is_cut = True  # type: ignore[attr-defined]
         self.hl.replays.stop()
         for runner in self.hl._all_runners():
             runner.is_closed = True
             for task in list(runner.tasks):
                 task.cancel()
-        for _ in range(4):  # what would tidy up waits for a disk that does not answer
+        for _ in range(4):  # cleanup waits for a disk that does not answer
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
             await settle(10)
@@ -385,11 +385,11 @@ async def test_replay_interrupted_anywhere_enqueues_each_message_once(
     assert sorted(got) == sorted(expected), f"after {cuts} cuts"
     assert (info.replayed, info.skipped) == (len(expected), 40 - len(expected))
     await rig.hl.close()
-    assert cuts or seed % 2, "the test is about cuts"
+    assert cuts or seed % 2, "the test would prove nothing without cuts"
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_reader_cut_off_anywhere_misses_nothing_and_sees_nothing_three_times(
+async def test_interrupted_reader_misses_no_row_and_sees_none_three_times(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replays, "SAVE_ROWS", 4)
@@ -418,14 +418,14 @@ async def test_reader_cut_off_anywhere_misses_nothing_and_sees_nothing_three_tim
     assert set(seen) == {b"%d" % i for i in range(40)}
     assert max(map(seen.count, seen)) <= 2
     assert len(set(before)) == len(before)
-    assert len(seen) <= 40 + 8, "what comes twice came since the last checkpoint"
+    assert len(seen) <= 40 + 8, "rows are repeated only since the last checkpoint"
 
 
 # -- others ------------------------------------------------------------------------------------------------------------
 
 
 async def test_producer_of_a_replay_cannot_be_opened_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By accident or on purpose: it would be fenced, and end."""
+    """By accident or on purpose: the replay would be fenced, and end."""
     monkeypatch.setattr(job_runner, "BATCH_ROWS", 2)
     async with opened() as rig:
         await rig.topic("other")
@@ -473,7 +473,7 @@ async def test_replay_cancelled_during_a_checkpoint_stays_cancelled() -> None:
         cancels = [asyncio.ensure_future(rig.hl.cancel_replay("r")) for _ in range(2)]
         await settle()
         while rig.io.held or not all(cancel.done() for cancel in cancels):
-            rig.io.held.reverse()  # threads: the later one may be the faster one
+            rig.io.held.reverse()  # threads: the later one may be faster
             rig.io.step(len(rig.io.held))
             await settle()
         assert {(await cancel).state for cancel in cancels} == {"cancelled"}
@@ -481,7 +481,7 @@ async def test_replay_cancelled_during_a_checkpoint_stays_cancelled() -> None:
         assert (await rig.hl.get_replay("r")).state == "cancelled"
 
 
-async def test_jobs_that_cannot_be_listed_at_first_are_taken_up_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jobs_that_cannot_be_listed_at_first_start_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager, "PAUSE", 0.0)
     async with opened() as rig:
         await rig.topic("other")
@@ -521,7 +521,7 @@ async def test_jobs_are_listed_again_after_a_bug_and_calls_fail_meanwhile(
         assert "ZeroDivisionError" in caplog.text
 
 
-async def test_old_one_that_cannot_be_forgotten_is_logged_and_holds_up_no_new_one(
+async def test_old_job_that_cannot_be_deleted_is_logged_and_does_not_delay_new_ones(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(manager, "ENDED_MAX", 1)

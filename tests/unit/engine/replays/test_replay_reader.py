@@ -1,4 +1,4 @@
-"""Replays to a subscriber: which rows, in which order, from where to where, and how fast."""
+"""Replays to a subscriber: which rows, in which order, from which start to which end, and how fast."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_batches_hold_the_same_rows_as_messages() -> None:
 # -- ranges ------------------------------------------------------------------------------------------------------------
 
 
-async def test_offset_ranges_cut_units_where_they_are_asked_to() -> None:
+async def test_offset_ranges_cut_units_at_the_requested_offsets() -> None:
     hl = await made(HandClock())
     await hl.enqueue_batch("jobs", [heapline.Outgoing(b"%d" % i) for i in range(10)])
     assert await payloads(hl, start=3, end=6) == [b"3", b"4", b"5"]
@@ -110,7 +110,7 @@ async def test_time_range_contains_the_units_written_in_it() -> None:
     assert await payloads(hl, start=clock.now() + timedelta(days=1)) == []
 
 
-async def test_time_ranges_find_their_place_by_the_index_in_a_long_journal() -> None:
+async def test_time_ranges_are_found_by_the_index_of_a_long_journal() -> None:
     clock = HandClock()
     hl = await made(clock)
     moments = []
@@ -154,11 +154,11 @@ async def test_reclaimed_start_is_rejected_with_the_logs_start() -> None:
             await rig.hl.enqueue("jobs", b"." * 100_000)
             await rig.hl.ack(await rig.hl.pop("jobs", 1))
         for _ in range(3):
-            await rig.hl.enqueue("jobs", b".")  # what a snapshot must cover to be the older one of two
+            await rig.hl.enqueue("jobs", b".")  # the snapshots that reclaiming needs
             await rig.hl.snapshot("jobs")
         await rig.runner().upkeep.reclaim()
         first, end = (await rig.hl.offsets("jobs"))[0]
-        assert first > 0, "the test is about nothing"
+        assert first > 0, "the test would prove nothing"
         with pytest.raises(heapline.BadRequest, match=f"starts at {first}"):
             await read(rig.hl, start=first - 1)
         assert next(row.offset for row in await read(rig.hl, start="earliest")) >= first
@@ -202,7 +202,7 @@ async def test_filters_choose_by_priority_key_and_headers() -> None:
 
 
 async def test_rate_limits_rows_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "LOOK_MS", 0)  # looks at the clock in every step of the loop
+    monkeypatch.setattr(reader, "LOOK_MS", 0)  # reads the clock in every step of the loop
     clock = HandClock()
     hl = await made(clock)
     await hl.enqueue_batch("jobs", [heapline.Outgoing(b"%d" % i) for i in range(50)])
@@ -218,7 +218,7 @@ async def test_rate_limits_rows_per_second(monkeypatch: pytest.MonkeyPatch) -> N
         await settle()
         counts.append(len(got))
         FakeClock.advance(clock, 0.1)
-    assert counts == [2 * n for n in range(1, 13)], "a burst is a tenth of a second's worth"
+    assert counts == [2 * n for n in range(1, 13)], "a burst is a tenth of the rows per second"
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert got == [b"%d" % i for i in range(24)]
@@ -243,7 +243,7 @@ async def test_checkpoint_continues_where_its_reader_stopped(monkeypatch: pytest
         await rows.aclose()  # type: ignore[attr-defined]
         if len(seen) == before:
             break
-    # The row at which a reader stops is not done: it is delivered again.
+    # The row at which a reader stops is not finished: it is delivered again.
     assert list(dict.fromkeys(seen)) == [b"%d" % i for i in range(30)]
     assert max(map(seen.count, seen)) <= 2
     await hl.enqueue("jobs", b"new")
@@ -321,7 +321,7 @@ async def test_live_message_is_read_at_its_current_position(mode: str, monkeypat
         load = journal.load
 
         def moved_away(positions: Any) -> Records:
-            """What fired lies elsewhere by now: at the place that its row names nothing can be read."""
+            """Records of fired rows were moved: at the position in the row nothing can be read."""
             looks.append(len(positions))
             if len(looks) > 1:
                 return load(positions)
@@ -331,7 +331,7 @@ async def test_live_message_is_read_at_its_current_position(mode: str, monkeypat
 
         monkeypatch.setattr(journal, "load", moved_away)
         rows = await read(rig.hl, mode=mode)
-        assert looks == [2, 1], "the one that is not gone was looked for where it is now"
+        assert looks == [2, 1], "the record of the live message was read at its current position"
         told = {(r.payload, r.key, r.headers.get("h"), r.priority) for r in rows}
         assert told == {(b"kept", "k", "v", 7), (b"beside", None, None, 9)}
 
@@ -355,7 +355,7 @@ async def test_running_replay_pins_its_part_of_the_journal_until_it_ends(
         assert (await rig.hl.offsets("jobs"))[0][0] > 0
 
 
-async def test_two_readers_of_one_checkpoint_keep_both_their_places() -> None:
+async def test_two_readers_of_one_checkpoint_save_one_after_the_other() -> None:
     async with opened(topic={"partitions": 2}) as rig:
         rig.io.hold.add("save")
         keeps = [asyncio.ensure_future(rig.hl.do(SaveCheckpoint("jobs", "c", {p: 5}))) for p in (0, 1)]
@@ -363,7 +363,7 @@ async def test_two_readers_of_one_checkpoint_keep_both_their_places() -> None:
         await settle()
         gave_up.cancel()
         await settle()
-        assert len(rig.io.held) == 1, "two threads would write one file"
+        assert len(rig.io.held) == 1, "otherwise two threads write one file"
         rig.io.release()
         await asyncio.gather(*keeps)
         assert await handlers.find_checkpoint(rig.runner(), "c") == {0: 5, 1: 5}
