@@ -1,4 +1,4 @@
-"""Valid, damaged and hostile calls of the accelerated functions, each made from a seed; both versions must agree.
+"""Valid, damaged and hostile calls of the accelerated functions, each derived from a seed; both versions must agree.
 
     python -m tests.unit.accelerator_calls EXTENSION ROUNDS
 
@@ -107,7 +107,7 @@ def _cut_records(random: Random) -> Call:
             blocks[at] = blocks[at][: random.randrange(len(blocks[at]) + 1)]
         case 7:
             blocks[random.randrange(len(blocks))] = random.choice(ALIENS)
-            is_comparable = False  # a block that no record is in
+            is_comparable = False  # a block that contains no record
         case 8:
             which = which.astype(random.choice([np.int32, np.int8, np.float64]))
             is_comparable = False
@@ -217,7 +217,7 @@ def outcome(function: Any, call: Call) -> Any:
 def references(call: Call) -> list[int]:
     """Return the reference counts of the arguments and of what lists of them contain."""
     found = [*call.args, *(item for argument in call.args if type(argument) is list for item in argument)]
-    # Others hold references to what exists only once: small numbers, short bytes, and the aliens.
+    # Shared objects have other references: small numbers, short bytes, and the alien objects.
     own = (x for x in found if type(x) in (list, np.ndarray, bytearray) or (type(x) is bytes and len(x) > 1))
     return [sys.getrefcount(x) for x in own]
 

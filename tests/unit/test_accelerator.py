@@ -1,4 +1,4 @@
-"""The functions in C are those in Python, on valid, damaged and hostile input, and never touch memory not theirs."""
+"""The functions in C equal those in Python on valid, damaged and hostile input, and access only their own memory."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_lease_map_grants_all_or_nothing(wrong: Any) -> None:
 
 @built
 def test_lease_map_releases_its_holders() -> None:
-    holder = "a holder that no one else has"
+    holder = "a holder without other references"
     before = sys.getrefcount(holder)
     leases = native.LeaseMap()
     leases.grant(list(range(500)), 0, [0] * 500, [0] * 500, 0, 0, holder)
@@ -131,7 +131,7 @@ def test_both_versions_agree_on_damaged_and_hostile_calls(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("both_accelerators")
-def test_block_of_more_than_4_gib_is_refused_before_it_is_made() -> None:
+def test_block_over_4_gib_is_refused_before_it_is_allocated() -> None:
     part = bytes(64 << 20)
     for smalls, payloads in ((None, [part] * 64), ([part] * 40, [part] * 40)):
         rows = np.zeros(len(payloads), ROW)
@@ -140,7 +140,7 @@ def test_block_of_more_than_4_gib_is_refused_before_it_is_made() -> None:
         assert not rows.tobytes().strip(b"\0")
 
 
-def test_hostile_calls_touch_no_memory_but_their_own(tmp_path: Path) -> None:
+def test_hostile_calls_access_only_their_own_memory(tmp_path: Path) -> None:
     """AddressSanitizer and UndefinedBehaviorSanitizer end the process at the first access that is not allowed."""
     extension = tmp_path / "_accelerator.abi3.so"
     runtime = _sanitizer(tmp_path)
@@ -150,7 +150,7 @@ def test_hostile_calls_touch_no_memory_but_their_own(tmp_path: Path) -> None:
         **os.environ,
         "LD_PRELOAD": runtime,
         "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter itself leaves objects behind
-        "PYTHONMALLOC": "malloc",  # else objects are parts of arenas, whose bounds the sanitizer does not know
+        "PYTHONMALLOC": "malloc",  # otherwise objects are parts of arenas, whose bounds the sanitizer does not know
     }
     command = [sys.executable, "-m", "tests.unit.accelerator_calls", str(extension), "4000"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -177,7 +177,7 @@ def _sanitizer(directory: Path) -> str:
 
 
 @pytest.mark.parametrize("content", ["", "not a program\n", None])
-def test_compiler_that_cannot_run_means_no_extension_and_not_a_failed_installation(
+def test_missing_compiler_means_no_extension_and_a_successful_installation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
     compiler = tmp_path / "cc"
@@ -250,7 +250,7 @@ def tree(directory: Path, source: str) -> Path:
         ({"HEAPLINE_ACCELERATOR": "off"}, "HEAPLINE_ACCELERATOR is off"),
     ],
 )
-def test_build_that_fails_says_why_and_leaves_no_old_extension(
+def test_failed_build_says_why_and_leaves_no_old_extension(
     variables: dict[str, str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tree(tmp_path, (ROOT / hatch_build.SOURCE).read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ def test_system_clock_returns_wall_and_boot_time_in_milliseconds() -> None:
     assert 0 < first <= clock.boot_ms()
 
 
-def test_new_steady_time_is_the_walls_and_both_run_alike() -> None:
+def test_new_steady_time_equals_wall_time_and_both_advance_alike() -> None:
     clock = FakeClock()
     steady = SteadyClock(clock)
     assert steady.now() == (clock.wall_ms(), clock.wall_ms())
@@ -25,7 +25,7 @@ def test_new_steady_time_is_the_walls_and_both_run_alike() -> None:
     assert steady.jumps == 0
 
 
-def test_steady_time_does_not_follow_a_jump_of_the_wall() -> None:
+def test_steady_time_does_not_follow_a_wall_clock_jump() -> None:
     clock = FakeClock()
     steady = SteadyClock(clock)
     before = steady.now().steady
@@ -57,7 +57,7 @@ def test_time_never_starts_before_the_journals_last() -> None:
     steady = SteadyClock(clock, ahead, clock.wall_ms())
     assert steady.now().steady == ahead
     clock.advance(5)
-    assert steady.now().steady == ahead + 5000, "it stays ahead but does not stand still"
+    assert steady.now().steady == ahead + 5000, "it stays ahead but does not stop"
 
 
 def test_steady_time_passes_while_closed() -> None:
@@ -71,7 +71,7 @@ def test_steady_time_passes_while_closed() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(["advance", "jump", "look", "restart", "reboot"]), st.integers(-(10**7), 10**7)))
 )
-def test_steady_time_never_goes_back_whatever_happens(steps: list[tuple[str, int]]) -> None:
+def test_steady_time_never_decreases(steps: list[tuple[str, int]]) -> None:
     clock = FakeClock()
     steady = SteadyClock(clock)
     last = steady.now()

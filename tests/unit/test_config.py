@@ -1,4 +1,4 @@
-"""Settings: the defaults of the issue, what is refused, and names."""
+"""Settings: the specified defaults, refused values, and names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from heapline.sql.config import make_sql_config
 from heapline.wire.json import openapi
 
 
-def test_defaults_of_a_topic_are_those_of_the_issue() -> None:
+def test_defaults_of_a_topic_are_the_specified_ones() -> None:
     assert msgspec.structs.asdict(heapline.TopicConfig()) == {
         "mode": "min",
         "partitions": 1,
@@ -120,13 +120,13 @@ def test_invalid_settings_raise_bad_request(fields: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_invalid_setting_is_refused_in_the_words_of_commands(fields: dict[str, Any], text: str) -> None:
+def test_invalid_setting_is_refused_with_the_command_s_message(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(heapline.BadRequest) as caught:
         make_config(fields)
     assert text in str(caught.value)
 
 
-def test_keywords_of_a_method_are_refused_in_the_same_words() -> None:
+def test_keywords_of_a_method_are_refused_with_the_same_message() -> None:
     with pytest.raises(heapline.BadRequest, match="partitions must be an integer from 1 to 1024, got 3000"):
         settings("topic", {"partitions": 3000}, heapline.TopicConfig, TopicSettings)
 
@@ -139,7 +139,7 @@ def test_keywords_for_type_checkers_are_the_settings(keywords: Any, config: Any)
     assert not keywords.__required_keys__
 
 
-def test_only_the_contract_knows_how_the_default_namespace_is_written() -> None:
+def test_only_the_contract_contains_the_default_namespace() -> None:
     package = Path(heapline.__file__).parent
     found = {str(p.relative_to(package)) for p in package.rglob("*.py") if '"default/' in p.read_text(encoding="utf-8")}
     assert found <= {

@@ -1,4 +1,4 @@
-"""The promises of the house itself: its public names, its error tree, what core may know, what is kept in the files."""
+"""Rules about the repository: public names, the error tree, the purity of core, and the content of files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEAVES = [cls for cls in ERRORS if "__init__" in vars(cls)]
 
 @cache
 def kept_files() -> tuple[Path, ...]:
-    """What git tracks or would track: a mistake should show before it is committed."""
+    """Files that git tracks or would track: a mistake should fail before it is committed."""
     listing = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -50,14 +50,14 @@ def kept_files() -> tuple[Path, ...]:
 
 
 def test_all_lists_exactly_the_public_names() -> None:
-    # `from __future__ import annotations` leaves a name behind; submodules are reached by their path.
+    # `from __future__ import annotations` leaves a name; submodules are imported by their path.
     offered = {name for name in dir(heapline) if not name.startswith("_")} - {"annotations"}
     submodules = {name for name in offered if isinstance(getattr(heapline, name), types.ModuleType)}
     assert offered - submodules == set(heapline.__all__) - {"__version__"}
     assert len(heapline.__all__) == len(set(heapline.__all__))
 
 
-def test_names_that_the_contract_spells_are_public() -> None:
+def test_names_of_the_contract_are_public() -> None:
     spelled = {"open", "open_sync", "Outgoing", "DlqFilter", "Backoff", "Producer", "TopicConfig"}
     assert spelled <= set(heapline.__all__)
 
@@ -75,7 +75,7 @@ def test_every_error_is_public() -> None:
 
 def test_every_module_imports_without_extras() -> None:
     rooms_with_extras = ("heapline.server", "heapline.spark", "heapline.cluster", "heapline.sql", "heapline.dashboard")
-    rooms_with_extras += ("heapline.outbox.django.",)  # models want a configured project
+    rooms_with_extras += ("heapline.outbox.django.",)  # models need a configured project
     for module in pkgutil.walk_packages(heapline.__path__, "heapline."):
         if not module.name.startswith(rooms_with_extras) and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
@@ -85,7 +85,7 @@ def test_package_is_marked_as_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
 
 
-def test_importing_heapline_leaves_the_command_line_alone() -> None:
+def test_importing_heapline_does_not_load_the_command_line() -> None:
     program = "import sys, heapline; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert "heapline" in loaded
@@ -170,7 +170,7 @@ def test_unknown_name_raises_attribute_error() -> None:
 
 
 def drawn_tree(docstring: str) -> dict[str, str | None]:
-    """Child → parent, read from the picture: every level stands four columns further to the right."""
+    """Return child → parent, read from the tree in the docstring: each level is indented four columns further."""
     parents: dict[str, str | None] = {}
     path: list[str] = []
     for line in docstring.splitlines():
@@ -209,7 +209,7 @@ def test_error_branch_says_what_to_do(cls: type[errors.HeaplineError]) -> None:
     assert cls.__doc__
 
 
-# --- what core may know -----------------------------------------------------------------------------------------------
+# --- purity of core ---------------------------------------------------------------------------------------------------
 
 CORE_LIBRARIES = {"numpy", "msgspec", "xxhash"}
 CORE_HOUSE = (
@@ -217,7 +217,7 @@ CORE_HOUSE = (
     "heapline.core",
     *(f"heapline.contract.{module}" for module in ("config", "cron", "errors", "ids", "message", "schedules")),
 )
-#: Clocks, chance, files, sockets, threads: whatever makes the same input give another output.
+#: Clocks, randomness, files, sockets, threads: everything that makes the same input give another output.
 WORLD = {
     *("time", "random", "secrets", "uuid", "os", "io", "pathlib", "shutil", "tempfile", "mmap", "fcntl", "logging"),
     *("asyncio", "threading", "multiprocessing", "concurrent", "subprocess", "signal", "select", "selectors"),
@@ -231,7 +231,7 @@ def imported_modules(tree: ast.AST) -> set[str]:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are written absolutely"
+            assert node.level == 0, "imports must be absolute"
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
     return names
 
@@ -273,13 +273,13 @@ def test_core_is_pure(path: Path) -> None:
         "from datetime import datetime\ndatetime.now()",
     ],
 )
-def test_purity_check_sees(source: str) -> None:
+def test_purity_check_detects(source: str) -> None:
     assert impurities(source)
 
 
-# --- what is kept in the files ----------------------------------------------------------------------------------------
+# --- content of files -------------------------------------------------------------------------------------------------
 
-# Put together from halves, so that this file does not find itself.
+# Assembled from halves, so that this file does not match.
 MACHINE_TRACES = re.compile(
     "|".join(
         [
@@ -305,7 +305,7 @@ def test_no_file_names_this_machine_or_a_registry() -> None:
     assert found == set()
 
 
-def test_no_lock_file_is_kept() -> None:
+def test_no_lock_file_is_tracked() -> None:
     assert [path.name for path in kept_files() if re.fullmatch(r"(uv|poetry|pdm)\.lock|Pipfile\.lock", path.name)] == []
 
 
@@ -321,7 +321,7 @@ def test_constraints_pin_names_and_versions_only_and_every_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = {canonical(item) for item in [*project["dependencies"], *project["optional-dependencies"]["dev"]]}
     pinned = {canonical(line) for line in lines}
-    assert needed - {"heapline"} <= pinned  # dev takes in the server's extra
+    assert needed - {"heapline"} <= pinned  # dev includes the server's extra
     assert "heapline" not in pinned
 
 
@@ -333,7 +333,7 @@ def documents() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
-def test_links_between_documents_lead_somewhere(path: Path) -> None:
+def test_links_between_documents_resolve(path: Path) -> None:
     links = re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", path.read_text(encoding="utf-8"))
     assert [link for link in links if not (path.parent / link).exists()] == []
 

@@ -71,6 +71,6 @@ def test_import_cycles_under_type_checking_do_not_grow() -> None:
     assert len(cycles) <= TYPE_CHECKING_CYCLES_MAX, cycles
 
 
-def test_cycle_is_found_among_modules_that_reach_one_another() -> None:
+def test_cycle_is_detected() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"a"}}
     assert _cycles(graph) == [("a", "b", "c")]

@@ -1,4 +1,4 @@
-"""Rows that are out are counted as a plain set would, whether they came in large batches or few."""
+"""Outstanding rows are counted like a plain set, in large batches or small."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZES = st.sampled_from([1, 3, FEW - 1, FEW, 5 * FEW])
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), SIZES, st.integers(0, 3), st.randoms(use_true_random=False)), max_size=12))
-def test_as_many_are_out_as_were_added_and_not_ended(steps: list[tuple[int, int, int, object]]) -> None:
+def test_outstanding_rows_are_those_added_and_not_ended(steps: list[tuple[int, int, int, object]]) -> None:
     out, model = RowsOut(), dict[tuple[int, int], float]()
     following = [0, 0]
     for number, (partition, size, kind, rng) in enumerate(steps):

@@ -1,4 +1,4 @@
-"""Payloads are decoded by their content type into the type that the reader names."""
+"""Payloads are decoded by content type into the type that the reader names."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Customer(pydantic.BaseModel):
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def test_message_without_a_content_type_is_taken_for_json() -> None:
+def test_message_without_a_content_type_is_decoded_as_json() -> None:
     m = message(payload=b'{"id": 1, "at": "2026-01-01T00:00:00Z"}')
     assert m.json() == {"id": 1, "at": "2026-01-01T00:00:00Z"}
     assert m.decode(Order) == Order(1, WHEN)
 
 
 @pytest.mark.parametrize("media", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.shop+json"])
-def test_json_by_any_of_its_names(media: str) -> None:
+def test_every_json_content_type_is_decoded(media: str) -> None:
     assert message(payload=b"[1]", _headers={"content-type": media}).decode(list[int]) == [1]
 
 
@@ -63,6 +63,6 @@ def test_error_for_an_invalid_payload_contains_no_values(payload: bytes, kind: A
     assert str(caught.value) == words
 
 
-def test_other_content_is_left_to_the_reader() -> None:
+def test_other_content_types_raise_an_error() -> None:
     with pytest.raises(heapline.BadRequest, match=r"the payload is 'image/png', which is not JSON; read it from"):
         message(_headers={"content-type": "image/png"}).json()

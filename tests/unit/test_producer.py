@@ -1,4 +1,4 @@
-"""A producer's identity: its epochs, its numbers, what is answered, and what a fork makes of it."""
+"""A producer's identity: its epochs, its numbers, answered numbers, and forks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import heapline
 
 
 class Epochs:
-    """As much of a broker as a producer asks for."""
+    """The part of a broker that a producer uses."""
 
     def __init__(self) -> None:
         self.opened: list[tuple[str, str]] = []
@@ -79,7 +79,7 @@ async def test_sequences_rise_and_answered_below_is_the_first_unanswered() -> No
     assert line.take(1) == (8, 8)
 
 
-async def test_forked_child_gets_a_name_and_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forked_child_gets_its_own_name_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     producer, broker = heapline.Producer("p"), Epochs()
     line = await producer.line(broker, "a")  # type: ignore[arg-type]
     line.take(10)
@@ -89,10 +89,10 @@ async def test_forked_child_gets_a_name_and_numbers_of_its_own(monkeypatch: pyte
     child_line = await producer.line(broker, "a")  # type: ignore[arg-type]
     assert (child_line.next_seq, broker.opened[-1]) == (0, ("a", f"p.fork{parent + 1}"))
     monkeypatch.setattr(os, "getpid", lambda: parent + 2)
-    assert producer.producer_id != f"p.fork{parent + 1}", "and a grandchild another one"
+    assert producer.producer_id != f"p.fork{parent + 1}", "and a grandchild has another one"
 
 
-def test_name_of_a_child_is_a_good_name_however_long_the_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_of_a_child_is_valid_however_long_the_parent_s(monkeypatch: pytest.MonkeyPatch) -> None:
     producer = heapline.Producer("x" * 128)
     for pid in range(4_000_000, 4_000_020):
         monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)

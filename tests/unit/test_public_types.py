@@ -1,4 +1,4 @@
-"""Public types: spellings, defaults, and reprs."""
+"""Public types: their forms, defaults and reprs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ID, SUFFIX = 264905529753600000, 0x2AB_CDEF_0123_4567
 
 
 class Recorder:
-    """A broker that only writes down what it is asked."""
+    """A broker that only records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -127,7 +127,7 @@ def test_outgoing_has_a_default_for_all_but_the_payload() -> None:
         out.priority = 3  # type: ignore[misc]
 
 
-def test_answer_to_an_enqueue_is_new_and_without_error_unless_said() -> None:
+def test_enqueue_result_defaults_to_new_without_error() -> None:
     assert (heapline.Enqueued(ID).duplicate, heapline.Enqueued(ID).error) == (False, None)
 
 
@@ -169,7 +169,7 @@ def test_branches_say_what_the_caller_should_do() -> None:
 
 
 def test_result_that_holds_an_error_is_freed() -> None:
-    """An error holds the frames that it passed, and these the answer: a ring that only the collector can undo."""
+    """An error refers to the frames that it passed, and these to the answer: a cycle that only the collector frees."""
 
     class Large:
         pass

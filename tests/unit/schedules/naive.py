@@ -1,4 +1,4 @@
-"""Firings found the slow way: walk minute by minute and look at a clock on the wall of that zone."""
+"""Firings found the slow way: minute by minute, by the local time of the zone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 
 ZONES = ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "UTC"]
-#: Days near which clocks change in one of these zones, and a quiet one.
+#: Days near which clocks change in one of these zones, and an ordinary one.
 NEAR_CHANGES = ["2026-03-07", "2026-03-28", "2026-04-04", "2026-07-14", "2026-10-03", "2026-10-24", "2026-10-31"]
 
 
@@ -53,7 +53,7 @@ class Cron(NamedTuple):
         )
 
     def walk(self, zone: str, after: int, until: int) -> list[int]:
-        """All firings in (after, until], in ms."""
+        """Return all firings in (after, until], in ms."""
         time_of_day = not self.minute.text.startswith("*") and not self.hour.text.startswith("*")
         found = []
         at = after // MINUTE * MINUTE
@@ -73,7 +73,7 @@ class Cron(NamedTuple):
 
 
 def fields(low: int, high: int, *, star: int = 1) -> st.SearchStrategy[Field]:
-    """A field's text with what it means; `star` makes a plain * likelier."""
+    """A field's text with its values; `star` makes a plain * more likely."""
     whole = frozenset(range(low, high + 1))
     steps = st.integers(1, high).map(lambda n: Field(f"*/{n}", frozenset(range(low, high + 1, n))))
     some = st.lists(st.integers(low, high), min_size=1, max_size=4, unique=True)

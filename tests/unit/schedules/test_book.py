@@ -26,7 +26,7 @@ def with_hourly(**fields: Any) -> Book:
 
 
 def fire(book: Book, now: int) -> list[int]:
-    """Take all that is owed, as if every enqueue and record went well; the moments that fired."""
+    """Take all owed firings as if every enqueue and record succeeded; return the times that fired."""
     fired = []
     while taken := book.take_due(now):
         for one in taken:
@@ -132,7 +132,7 @@ def test_no_wake_where_nothing_will_fire() -> None:
     assert book.take_due(HOURS[5]) == []
 
 
-def test_postponed_schedule_holds_up_no_others_and_still_owes() -> None:
+def test_postponed_schedule_does_not_delay_others_and_still_owes() -> None:
     book = with_hourly()
     book.set(hourly("other"), NOW)
     book.postpone("hourly", HOURS[1] + MINUTE)
@@ -142,7 +142,7 @@ def test_postponed_schedule_holds_up_no_others_and_still_owes() -> None:
     assert [one.name for one in book.take_due(HOURS[1] + MINUTE)] == ["default/hourly"]
 
 
-def test_many_changes_leave_no_litter() -> None:
+def test_many_changes_leave_no_garbage() -> None:
     book = with_hourly()
     for i in range(1000):
         book.set(hourly(payload=b"%d" % i), NOW)
@@ -227,7 +227,7 @@ def test_deleted_schedule_never_reuses_its_incarnation() -> None:
     book.delete("hourly")
     assert (len(book), book.next_wake(NOW)) == (0, None)
     again = Book.from_state(book.to_state())
-    record = again.set(hourly(), NOW)  # a clock set back: the same moment comes again, for another schedule
+    record = again.set(hourly(), NOW)  # a clock set back: the same time again, for another schedule
     assert record is not None
     assert record.incarnation == 2
     assert fire(again, HOURS[1]) == [HOURS[1]]
@@ -274,7 +274,7 @@ def test_clock_set_back_fires_nothing_twice() -> None:
     assert fire(book, HOURS[4]) == [HOURS[4]]
 
 
-def test_clock_set_forward_is_an_absence() -> None:
+def test_clock_set_forward_counts_as_downtime() -> None:
     book = with_hourly(misfire="once")
     assert fire(book, HOURS[9] + 10 * MINUTE) == [HOURS[9]]
 
@@ -315,7 +315,7 @@ def test_resuming_after_a_clock_was_set_back_fires_nothing_twice() -> None:
     assert fire(book, HOURS[4]) == [HOURS[4]]
 
 
-# --- telling and opening ----------------------------------------------------------------------------------------------
+# --- listing and opening ----------------------------------------------------------------------------------------------
 
 
 def test_listing_is_by_name_and_namespace() -> None:
@@ -327,7 +327,7 @@ def test_listing_is_by_name_and_namespace() -> None:
     assert book.get("a").next_ms == HOURS[1]
 
 
-def test_book_opens_where_a_zone_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_book_opens_even_if_a_time_zone_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     book = with_hourly(tz="Europe/Berlin")
     state = book.to_state()
 

@@ -15,7 +15,7 @@ from tests.unit.schedules.naive import DAY, NEAR_CHANGES, ZONES, Cron, clock, cr
 
 
 def firings(cron: str, zone: str, after: str, count: int) -> list[str]:
-    """The next firings, on that zone's clock with its offset: `day hour:minute±offset`."""
+    """Return the next firings by that zone's clock with its offset: `day hour:minute±offset`."""
     times, at, found = CronTimes(cron, zone), ms(after, zone) // 1000, []
     for _ in range(count):
         at = times.next(at)
@@ -36,14 +36,14 @@ DST = {
     "Berlin, a skipped time and one at the change fire once together": (
         "0 2,3 * * *", "Europe/Berlin", "2026-03-28T12:00", ["03-29 03:00+02:00", "03-30 02:00+02:00"],
     ),
-    "Berlin, a time that comes twice fires the first time": (
+    "Berlin, a time that occurs twice fires the first time": (
         "30 2 * * *", "Europe/Berlin", "2026-10-24T12:00", ["10-25 02:30+02:00", "10-26 02:30+01:00"],
     ),
     "Berlin, an interval fires in both of the doubled hours": (
         "*/30 * * * *", "Europe/Berlin", "2026-10-25T01:45",
         ["10-25 02:00+02:00", "10-25 02:30+02:00", "10-25 02:00+01:00", "10-25 02:30+01:00", "10-25 03:00+01:00"],
     ),
-    "Berlin, an interval knows no skipped hour": (
+    "Berlin, an interval ignores the skipped hour": (
         "*/30 * * * *", "Europe/Berlin", "2026-03-29T01:15",
         ["03-29 01:30+01:00", "03-29 03:00+02:00", "03-29 03:30+02:00"],
     ),
@@ -66,14 +66,14 @@ DST = {
     "Lord Howe, half an hour is skipped": (
         "10 2 * * *", "Australia/Lord_Howe", "2026-10-03T12:00", ["10-04 02:30+11:00", "10-05 02:10+11:00"],
     ),
-    "Lord Howe, the other half of that hour is as always": (
+    "Lord Howe, the other half of that hour is as usual": (
         "45 2 * * *", "Australia/Lord_Howe", "2026-10-03T12:00", ["10-04 02:45+11:00", "10-05 02:45+11:00"],
     ),
     "Lord Howe, an interval later that day misses nothing": (
         "*/20 5 * * *", "Australia/Lord_Howe", "2026-10-04T00:00",
         ["10-04 05:00+11:00", "10-04 05:20+11:00", "10-04 05:40+11:00"],
     ),
-    "Lord Howe, half an hour comes twice": (
+    "Lord Howe, half an hour occurs twice": (
         "45 1 * * *", "Australia/Lord_Howe", "2026-04-04T12:00", ["04-05 01:45+11:00", "04-06 01:45+10:30"],
     ),
     "Lord Howe, an interval through the doubled half hour": (
@@ -122,7 +122,7 @@ def test_next_firing_is_later_than_a_firing_itself() -> None:
 
 @given(cron=crons, zone=st.sampled_from(ZONES), day=st.sampled_from(NEAR_CHANGES), minutes=st.integers(0, 1439))
 @settings(max_examples=80, deadline=None)
-def test_firings_are_those_of_a_walk_by_the_minute(cron: Cron, zone: str, day: str, minutes: int) -> None:
+def test_firings_equal_a_walk_by_the_minute(cron: Cron, zone: str, day: str, minutes: int) -> None:
     after = ms(day) + minutes * 60_000
     until = after + DAY
     times, at, found = CronTimes(cron.text, zone), after // 1000, []
@@ -137,7 +137,7 @@ READ_BY_THE_LIBRARY = ["0 0 L * *", "0 12 LW * *", "5 4 * * 5L", "0 0 * * MON#2"
 @given(cron=crons.map(lambda cron: cron.text) | st.sampled_from(READ_BY_THE_LIBRARY), days=st.integers(0, 3000))
 @example("0 0 * 2 MON#5", 0)
 @settings(max_examples=60, deadline=None)
-def test_in_utc_firings_are_the_library_s_own(cron: str, days: int) -> None:
+def test_firings_in_utc_equal_those_of_the_library(cron: str, days: int) -> None:
     start = datetime(2024, 1, 1, tzinfo=UTC) + timedelta(days=days)
     try:
         expected = [int(at.timestamp()) for at in islice(CronSim(cron, start), 4)]
@@ -193,7 +193,7 @@ def test_unknown_zone_is_refused(zone: str) -> None:
         CronTimes("* * * * *", zone)
 
 
-def test_misspelt_zone_is_put_right() -> None:
+def test_misspelled_zone_gets_a_suggestion() -> None:
     with pytest.raises(BadRequest, match="did you mean 'Europe/Berlin'"):
         CronTimes("* * * * *", "berlin")
 

@@ -54,7 +54,7 @@ def test_bad_topic_is_refused() -> None:
         make_schedule("nightly", topic="no topic", every=60)
 
 
-def test_names_are_whole() -> None:
+def test_names_include_the_namespace() -> None:
     schedule = make_schedule("nightly", topic="jobs", every=timedelta(minutes=1))
     assert (schedule.name, schedule.topic, schedule.every_ms) == ("default/nightly", "default/jobs", 60_000)
     assert make_schedule("ns/nightly", topic="ns/jobs", every=60).name == "ns/nightly"

@@ -1,7 +1,7 @@
-"""Firings over crashes at every step, restarts, changes and a clock that jumps, against a walk by the minute.
+"""Firings with crashes at every step, restarts, changes and clock jumps, against a walk by the minute.
 
-The queue is a fake that keeps what it accepted and recognises numbers. Records and snapshots go through
-their bytes. All schedules make up everything they missed, so that each firing must be there, and be there once.
+The queue is a fake that keeps what it accepted and recognizes numbers. Records and snapshots are encoded and
+decoded. All schedules make up everything they missed, so each firing must be present exactly once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.unit.schedules.naive import DAY, MINUTE, Cron, Field, ms
 
 NAMES = ["default/a", "default/b"]
 ZONE = "Europe/Berlin"
-START = ms("2026-10-24T22:00")  # clocks go back three hours later
+START = ms("2026-10-24T22:00")  # clocks are set back three hours later
 
 
 def field(text: str, *values: int) -> Field:
@@ -40,7 +40,7 @@ CRONS = [
 
 @cache
 def walked(cron: Cron) -> list[int]:
-    """Walked once, over all the days that a run can take."""
+    """Walked once, over all days that a run can use."""
     return cron.walk(ZONE, START - 6 * DAY, START + 9 * DAY)
 
 
@@ -53,7 +53,7 @@ class Crash(Exception):
 
 
 class Expected(NamedTuple):
-    """What the model knows of a schedule."""
+    """The model of one schedule."""
 
     cron: Cron
     done: int
@@ -63,7 +63,7 @@ class Expected(NamedTuple):
 class FakeQueue:
     def __init__(self) -> None:
         self.numbers: set[tuple[str, int, int]] = set()
-        self.accepted: list[tuple[str, int]] = []  # schedule, moment
+        self.accepted: list[tuple[str, int]] = []  # schedule, time
 
     def enqueue(self, name: str, incarnation: int, message: Outgoing) -> None:
         assert message.seq is not None
@@ -101,7 +101,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             self.book.apply(decode_record(data, "journal"))
 
     def settle(self, steps: int | None, limit: int = 1000) -> None:
-        """Enqueue, record, apply, in small steps; after so many of them the process dies."""
+        """Enqueue, record, apply, in small steps; the process dies after this many of them."""
         left = steps
 
         def step() -> None:

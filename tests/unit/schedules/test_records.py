@@ -39,8 +39,8 @@ def test_record_survives_encoding(record: Record) -> None:
     assert decode_record(encode_record(record), "here") == record
 
 
-def test_bytes_of_records_are_settled() -> None:
-    """On-disk format: if this fails, read the ritual in records.py."""
+def test_bytes_of_records_never_change() -> None:
+    """On-disk format: if this fails, follow the procedure in records.py."""
     assert encode_record(RECORDS[4]) == bytes.fromhex("9651af64656661756c742f6e696768746c79033c3702")
     plain = msgspec.msgpack.decode(encode_record(RECORDS[0]))
     assert plain == [

@@ -57,9 +57,9 @@ def test_nothing_fires_before_the_start_nor_at_the_end() -> None:
     assert nightly.due(NOW, NOW + 30 * DAY) == [ms("2026-11-19T03:00")]
 
 
-# --- what is owed -----------------------------------------------------------------------------------------------------
+# --- owed firings -----------------------------------------------------------------------------------------------------
 
-#: After an absence: minutes away, seconds after the hour on coming back, policy, firings expected (hours ago).
+#: After downtime: its minutes, seconds after the hour on return, policy, expected firings (hours ago).
 AWAY = [
     (2, 30, "skip", [0]),
     (2, 30, "once", [0]),
@@ -95,7 +95,7 @@ def test_without_grace_every_late_firing_is_a_misfire() -> None:
     assert table(every=10, misfire="skip", grace=0).due(NOW, NOW + 10_000) == [NOW + 10_000]
 
 
-def test_nothing_is_owed_before_its_time_nor_with_a_clock_set_back() -> None:
+def test_nothing_is_owed_before_its_time_or_with_a_clock_set_back() -> None:
     hourly = table(cron="0 * * * *")
     assert hourly.owed(NOW, NOW + HOUR - 1) == ([], NOW, False)
     assert hourly.owed(NOW, NOW - 5 * HOUR) == ([], NOW, False)

@@ -18,7 +18,7 @@ ALL = "*:produce,consume,admin"
 
 
 class Scoped(NoAuthGuard):
-    """The credential of a caller is its scopes, separated by blanks."""
+    """A caller's credential is its scopes, separated by spaces."""
 
     def __init__(self) -> None:
         self.revoked: set[str] = set()

@@ -1,4 +1,4 @@
-"""Enqueues over several topics are atomic, and the remains of a failed one block nothing."""
+"""Enqueues over several topics are atomic, and what a failed one leaves blocks no later one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_rejected_batch_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("path", ["/jobs.", "/other.", "/batches."])
-async def test_after_a_failed_write_the_retry_with_the_same_keys_makes_one_message_a_topic(path: str) -> None:
+async def test_retry_with_the_same_keys_after_a_failed_write_creates_one_message_per_topic(path: str) -> None:
     async with opened() as rig:
         await rig.topic("other")
         batches = AtomicEnqueue(rig.hl)

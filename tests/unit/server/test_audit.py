@@ -1,4 +1,4 @@
-"""Calls that are audited, and the bound on lines of many rejections."""
+"""Calls that are audited, and the limit on lines about refusals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
 
 
-async def test_administration_leaves_a_line_each_and_daily_business_none(rig: Rig) -> None:
+async def test_administrative_calls_are_audited_and_data_calls_are_not(rig: Rig) -> None:
     for call in BY_RPC:
         rig.end(call)
     calls = [line["call"] for line in await rig.lines()]
@@ -81,7 +81,7 @@ async def test_audit_line_has_caller_call_topic_count_and_outcome(rig: Rig) -> N
     "error",
     [Unauthenticated("no"), PermissionDenied("local", "admin", "jobs"), ConfirmationNeeded("Purge", "jobs", "tok-en")],
 )
-async def test_refusal_leaves_a_line_for_any_call_and_never_its_token(rig: Rig, error: Exception) -> None:
+async def test_refusal_of_any_call_is_audited_without_its_token(rig: Rig, error: Exception) -> None:
     rig.end("Enqueue", error, known=False)
     (line,) = await rig.lines()
     assert (line["call"], line["who"], line["outcome"]) == ("Enqueue", "unknown", type(error).__name__)
@@ -99,7 +99,7 @@ async def test_throttled_unauthenticated_call_is_audited_and_a_limited_caller_is
     assert [(line["who"], line["outcome"]) for line in await rig.lines()] == [("unknown", "ResourceExhausted")]
 
 
-async def test_flood_of_refusals_is_bounded_counted_and_hides_no_administration(rig: Rig) -> None:
+async def test_flood_of_refusals_is_bounded_counted_and_hides_no_administrative_call(rig: Rig) -> None:
     for _ in range(10_000):
         rig.end("Enqueue", Unauthenticated("no"), known=False)
     rig.end("Purge")
@@ -124,13 +124,13 @@ async def test_slow_audit_disk_does_not_block_calls(rig: Rig, monkeypatch: pytes
 
     monkeypatch.setattr(stuck.log, "write", slow)
     for _ in range(100):
-        stuck.end("Purge")  # returns at once, or this test takes 1000 seconds
-    assert 89 <= stuck.auditing.lost <= 90  # one may be in the thread's hands
+        stuck.end("Purge")  # returns immediately, or this test takes 1000 seconds
+    assert 89 <= stuck.auditing.lost <= 90  # the thread may have one in progress
     go.set()
     assert len(await stuck.lines()) == 100 - stuck.auditing.lost
 
 
-async def test_login_leaves_a_line_whether_it_succeeds_or_not(rig: Rig) -> None:
+async def test_login_is_audited_whether_it_succeeds_or_not(rig: Rig) -> None:
     rig.auditing.logged_in("user:ann@example.org", None)
     rig.auditing.logged_in("user:ann@example.org", Unauthenticated("no"))
     assert [(line["who"], line["about"], line["outcome"]) for line in await rig.lines()] == [

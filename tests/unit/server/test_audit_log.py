@@ -1,4 +1,4 @@
-"""The audit log holds who, what, where and how it ended; and no secret, whatever it is fed."""
+"""The audit log records caller, call, target, time and outcome, and never a secret."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_secrets_fed_to_every_field_are_not_in_the_file(tmp_path: Path) -> None:
     secret_part = key.reveal().split("_", 2)[2]
     for hidden in (secret_part, secret_part[:6], "c2lnbmF0dXJl", "eyJzdWIi", "YWRhOnB3", "MIGHAgEA"):
         assert hidden not in written
-    assert key_id in written  # the public part may stand there, and helps
+    assert key_id in written  # the public part is allowed, and helps
 
 
 @given(st.text(max_size=30), st.text(max_size=30))
@@ -61,14 +61,14 @@ def test_key_is_redacted_in_any_text(before: str, after: str) -> None:
     assert key.split("_", 2)[2][:20] not in redact(f"{before}{key}{after}")
 
 
-def test_line_breaks_from_outside_make_no_second_line(tmp_path: Path) -> None:
+def test_line_breaks_in_names_make_no_second_line(tmp_path: Path) -> None:
     audit = AuditLog(str(tmp_path), FakeClock())
     audit.write("key:1", "pop", topic='a\n{"who":"local"}', correlation_id="b\r\n\u2028c" + "d" * 10_000)
     assert (tmp_path / "audit.jsonl").read_bytes().count(b"\n") == 1
     assert (tmp_path / "audit.jsonl").stat().st_size < 1000
 
 
-def test_file_is_turned_over_by_size_and_so_many_are_kept(tmp_path: Path) -> None:
+def test_file_is_rotated_by_size_and_a_number_of_files_kept(tmp_path: Path) -> None:
     audit = AuditLog(str(tmp_path), FakeClock(), bytes_max=500, kept=2)
     for n in range(40):
         audit.write("local", "call", count=n)
@@ -80,7 +80,7 @@ def test_file_is_turned_over_by_size_and_so_many_are_kept(tmp_path: Path) -> Non
     assert audit.lost == 0
 
 
-def test_writers_side_by_side_lose_no_line(tmp_path: Path) -> None:
+def test_concurrent_writers_lose_no_line(tmp_path: Path) -> None:
     def work(name: str) -> None:
         audit = AuditLog(str(tmp_path), FakeClock(), bytes_max=2000, kept=1000)
         for n in range(50):
@@ -95,7 +95,7 @@ def test_writers_side_by_side_lose_no_line(tmp_path: Path) -> None:
     assert sorted(written) == sorted((str(a), b) for a in range(4) for b in range(50))
 
 
-def test_line_that_cannot_be_written_is_counted_and_stops_nothing(
+def test_line_that_cannot_be_written_is_counted_and_blocks_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     audit = AuditLog(str(tmp_path / "absent"), FakeClock())

@@ -1,4 +1,4 @@
-"""Confirmation tokens are good for one call, once, soon."""
+"""Confirmation tokens are valid for one call, once, for a short time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_confirmation_token_is_valid_once() -> None:
     assert is_refused(confirmations, token, "purge", "jobs")
 
 
-def test_token_runs_out() -> None:
+def test_token_expires() -> None:
     clock = FakeClock()
     confirmations = Confirmations(clock, SECRET)
     token, late = ask(confirmations, "purge", "jobs"), ask(confirmations, "purge", "jobs")
@@ -52,7 +52,7 @@ def test_token_runs_out() -> None:
     assert is_refused(confirmations, late, "purge", "jobs")
 
 
-def test_used_tokens_are_forgotten_when_they_have_run_out() -> None:
+def test_used_tokens_are_forgotten_when_they_have_expired() -> None:
     clock = FakeClock()
     confirmations = Confirmations(clock, SECRET)
     for _ in range(5):
@@ -75,7 +75,7 @@ def test_token_is_bound_to_caller_call_and_topic(call: tuple[Any, ...], who: Pri
     confirmations = Confirmations(FakeClock(), SECRET)
     token = ask(confirmations, "purge", "jobs")
     assert is_refused(confirmations, token, *call, who=who)
-    assert not is_refused(confirmations, token, "purge", "jobs")  # a wrong try does not use it up
+    assert not is_refused(confirmations, token, "purge", "jobs")  # a wrong call does not use it up
 
 
 def test_any_process_with_the_secret_accepts_the_token_and_no_other_does() -> None:
@@ -85,7 +85,7 @@ def test_any_process_with_the_secret_accepts_the_token_and_no_other_does() -> No
     assert is_refused(Confirmations(clock, b"another"), token, "purge", "jobs")
 
 
-def test_token_from_too_far_ahead_is_refused() -> None:
+def test_token_issued_too_far_in_the_future_is_refused() -> None:
     ahead, clock = FakeClock(), FakeClock()
     ahead.advance(10)
     token = ask(Confirmations(ahead, SECRET), "purge", "jobs")
@@ -101,5 +101,5 @@ def test_token_with_any_byte_changed_is_refused(at: int) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "x", "é", "A" * 75, "A" * 76, "!" * 76])
-def test_garbage_is_refused(token: str) -> None:
+def test_garbage_token_is_refused(token: str) -> None:
     assert is_refused(Confirmations(FakeClock(), SECRET), token, "purge", "jobs")

@@ -1,4 +1,4 @@
-"""Long calls end with their credential, and with nothing else."""
+"""Long calls end with their credential, and for no other reason."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_only_calls_of_the_revoked_caller_are_ended() -> None:
     await asyncio.sleep(0)
     guard.out.add("local")
     lasting.check()
-    assert guard.asked == 2  # once a principal, not once a call
+    assert guard.asked == 2  # once per principal, not per call
     told = await asyncio.gather(*mine, return_exceptions=True)
     assert {type(t) for t in told} == {Unauthenticated}
     assert len(lasting) == 1
@@ -47,7 +47,7 @@ async def test_only_calls_of_the_revoked_caller_are_ended() -> None:
     stays.cancel()
 
 
-async def test_cancellation_from_outside_stays_a_cancellation() -> None:
+async def test_cancellation_from_outside_is_still_a_cancellation() -> None:
     lasting = Credentials(Some())
     task = asyncio.create_task(forever(lasting))
     await asyncio.sleep(0)

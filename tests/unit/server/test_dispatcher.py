@@ -106,7 +106,7 @@ async def test_command_reaches_the_broker_with_the_callers_context() -> None:
         (CreateSchedule("nightly", "jobs", every=60.0), "nightly:admin"),
     ],
 )
-async def test_caller_without_the_right_is_denied_before_the_broker_is_asked(command: Any, scopes: str) -> None:
+async def test_caller_without_the_right_is_denied_before_the_broker_is_called(command: Any, scopes: str) -> None:
     rig = Rig()
     with pytest.raises(PermissionDenied) as caught:
         await rig.run(command, scopes)
@@ -157,7 +157,7 @@ def listed(command: ListTopics) -> Page[Any]:
     return Page([SimpleNamespace(name="abcd"[at])], str(at + 1) if at < 3 else None)
 
 
-async def test_rows_without_a_right_are_left_out_and_cursors_do_not_reveal_them() -> None:
+async def test_rows_without_a_right_are_omitted_and_cursors_do_not_reveal_them() -> None:
     rig = Rig(FakeBroker(ListTopics=listed))
     first = await rig.run(ListTopics(), "b:consume d:produce")
     assert [info.name for info in first.items] == ["b"]
@@ -221,7 +221,7 @@ async def test_hidden_rows_are_searched_in_few_pages_and_no_row_is_skipped(visib
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
-async def test_calls_in_flight_are_limited_per_key_and_rejected_ones_take_no_place() -> None:
+async def test_calls_in_flight_are_limited_per_key_and_rejected_ones_not_counted() -> None:
     rig = Rig(FakeBroker(Stats=lambda c: "stats", CreateTopic=lambda c: "info"), inflight_per_key=1)
     for _ in range(3):
         with pytest.raises(PermissionDenied):
@@ -235,7 +235,7 @@ async def test_calls_in_flight_are_limited_per_key_and_rejected_ones_take_no_pla
     assert len(rig.gate.calls.held) == 0
 
 
-async def test_stream_over_the_limit_is_rejected_and_one_that_fails_gives_its_place_back() -> None:
+async def test_stream_over_the_limit_is_rejected_and_a_failed_one_not_counted() -> None:
     rig = Rig(streams_per_key=1)
 
     async def stream(*inside: Any) -> None:
@@ -363,7 +363,7 @@ async def test_leases_of_a_disconnected_caller_are_returned_unless_named(later: 
     rig = Rig(broker)
     waiting = await begin(rig, request_id=request_id)
     broker.go.set()
-    await steps(later)  # at some point the pop has its result and its caller does not know yet
+    await steps(later)  # at some time the pop has its result and its caller has not received it yet
     waiting.cancel()
     ended = await asyncio.gather(waiting, return_exceptions=True)
     await steps()
@@ -416,7 +416,7 @@ async def test_pop_that_waits_on_a_future_of_the_broker_ends_without_a_task(end:
         assert type(outcome) is wanted[end]
         await steps()
         assert len(rig.gate.credentials) == 0
-        rig.dispatcher.stop_waiting()  # it is forgotten
+        rig.dispatcher.stop_waiting()  # it is no longer tracked
 
 
 @pytest.mark.parametrize("is_future", [False, True])
@@ -437,7 +437,7 @@ async def test_leases_of_a_topic_deleted_meanwhile_need_no_return(is_future: boo
     assert not caplog.records
 
 
-async def test_cancelled_wait_stays_a_cancellation() -> None:
+async def test_cancelled_wait_raises_cancelled_error() -> None:
     rig = Rig(Waiting())
     waiting = await begin(rig)
     waiting.cancel()
@@ -464,7 +464,7 @@ async def test_feed_sends_items_until_the_server_stops() -> None:
     assert sent == [1, 2]
 
 
-async def test_own_handlers_come_before_the_broker() -> None:
+async def test_server_handlers_take_precedence_over_the_broker() -> None:
     async def stats(command: Stats, request: Request) -> str:
         return f"{command.topic} for {request.caller.subject}"
 

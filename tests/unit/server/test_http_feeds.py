@@ -1,4 +1,4 @@
-"""Feeds over HTTP, on a fake broker: what a client that disconnects leaves behind."""
+"""Feeds over HTTP, on a fake broker: a client that disconnects leaves nothing running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases of one consumer, as a server's context limits them: never more than the limit, and never another's."""
+"""Leases per consumer, limited by the server's context: never over the limit, and never shared between callers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def got(pop: asyncio.Task[LeasedMessages | None]) -> LeasedMessages:
     return popped
 
 
-async def test_of_pops_that_wait_side_by_side_some_get_all_that_the_limit_allows() -> None:
+async def test_concurrent_waiting_pops_together_get_as_many_as_the_limit_allows() -> None:
     async with opened() as rig:
         pops = [begin(rig, 5, wait=60.0) for _ in range(4)]
         await settle()
@@ -52,7 +52,7 @@ async def test_pops_wait_concurrently_while_nothing_is_ready() -> None:
             pop.cancel()
 
 
-async def test_repeat_of_a_named_pop_returns_what_the_first_one_has() -> None:
+async def test_repeat_of_a_named_pop_returns_the_same_leases() -> None:
     async with opened() as rig:
         first = begin(rig, 5, wait=60.0, request_id="r")
         await settle()
@@ -66,7 +66,7 @@ async def test_repeat_of_a_named_pop_returns_what_the_first_one_has() -> None:
         assert settled.lost == []
 
 
-async def test_named_pop_leases_no_more_than_the_limit_leaves() -> None:
+async def test_named_pop_leases_at_most_what_the_limit_allows() -> None:
     async with opened() as rig:
         await fill(rig, 20)
         assert len(await got(begin(rig, 3, request_id="r"))) == 3

@@ -1,4 +1,4 @@
-"""Limits count right, whatever happens in between."""
+"""Limits count correctly in any order of events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heapline.server.limits import Counter, Limits
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), max_size=40))
-def test_counter_never_exceeds_its_limit_and_forgets_names_without_any(steps: list[tuple[str, bool]]) -> None:
+def test_counter_never_exceeds_its_limit_and_forgets_unused_names(steps: list[tuple[str, bool]]) -> None:
     counter, model = Counter("things", 5), {"a": 0, "b": 0}
     for name, takes in steps:
         if takes and model[name] == 5:

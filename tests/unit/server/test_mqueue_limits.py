@@ -1,4 +1,4 @@
-"""Rates by namespace, and how many topics an enqueue may bring about; against a naive count of what was let through."""
+"""Rates by namespace and limits on created topics, against a naive count of the admitted requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Rig:
         self.rates = NamespaceRates(MQueueRules(**rules), lambda: self.now)  # type: ignore[arg-type]
 
     def ask(self, *namespaces: str) -> int:
-        """0, or in how many seconds to come again."""
+        """Return 0, or the seconds to wait."""
         try:
             self.rates.take(namespaces)
         except RateLimited as error:
@@ -32,7 +32,7 @@ class Rig:
     st.sampled_from([0.5, 1.0, 3.0, 40.0]), st.sampled_from([0.0, 0.1, 1.0, 5.0]),
     st.lists(st.tuples(st.integers(0, 4000), st.sets(st.sampled_from("abc"), min_size=1)), max_size=60),
 )  # fmt: skip
-def test_no_namespace_gets_more_than_its_rate_and_burst_nor_less_than_its_rate(
+def test_namespace_gets_at_least_its_rate_and_at_most_rate_plus_burst(
     rate: float, burst: float, steps: list[tuple[int, set[str]]]
 ) -> None:
     rig = Rig(rate=rate, burst=burst)
@@ -47,7 +47,7 @@ def test_no_namespace_gets_more_than_its_rate_and_burst_nor_less_than_its_rate(
             assert 1 <= again <= ceil(1 / rate)
             before = rig.now
             rig.now += again * 1000
-            assert rig.ask(*names) == 0, "it said when to come again"
+            assert rig.ask(*names) == 0, "it returned when to retry"
             for name in names:
                 let_in[name].append(rig.now)
             assert rig.now > before
@@ -65,28 +65,28 @@ def test_rejected_namespace_consumes_nothing_of_another() -> None:
     assert [rig.ask("b"), rig.ask("b")] == [0, 1]
 
 
-def test_invented_namespaces_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invented_namespaces_do_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BUCKETS_MAX", 100)
     rig = Rig(rate=1.0, burst=1.0)
     for i in range(1000):
         assert rig.ask(f"n{i}") == 0
-        assert rig.ask("kept") in (0, 1)  # it asks all the time, so it is remembered
+        assert rig.ask("kept") in (0, 1)  # it sends requests all the time, so it is remembered
     assert len(rig.rates) == 100
     assert rig.ask("kept") == 1
 
 
-def test_namespaces_without_a_limit_are_not_even_remembered() -> None:
+def test_namespaces_without_a_limit_are_not_remembered() -> None:
     rig = Rig(rate=0.0, rates={"slow": 1.0})
     assert [rig.ask(f"n{i}") for i in range(1000)] == [0] * 1000
     assert len(rig.rates) == 0
     assert [rig.ask("slow"), rig.ask("slow", "n1")] == [0, 1]
 
 
-def test_topics_are_bounded_in_a_namespace_and_altogether() -> None:
+def test_topics_are_limited_per_namespace_and_in_total() -> None:
     rules = MQueueRules(topics_per_namespace_max=3, topics_max=5)
     rules.check_room(["a"], ["a", "a", "b"])
     rules.check_room(["c", "c"], ["a", "a", "a"])
-    rules.check_room([], ["a"] * 100)  # nothing is made
+    rules.check_room([], ["a"] * 100)  # no topic is created
     for new, there in ((["a", "a"], ["a", "a"]), (["a"], ["a"] * 3), (["c"], ["a", "a", "b", "b", "b"])):
         with pytest.raises(ResourceExhausted):
             rules.check_room(new, there)
@@ -104,7 +104,7 @@ def test_topics_are_bounded_in_a_namespace_and_altogether() -> None:
         (MQueueRules(burst=float("inf")), BadRequest),
     ],
 )
-def test_rules_that_make_no_sense_are_refused(rules: MQueueRules, error: type[Exception]) -> None:
+def test_invalid_rate_rules_are_refused(rules: MQueueRules, error: type[Exception]) -> None:
     with pytest.raises(error):
         rules.validate()
     MQueueRules(rate=5, rates={"a": 0}).validate()

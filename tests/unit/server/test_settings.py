@@ -1,4 +1,4 @@
-"""Settings of a server: what is refused, and what an error shows."""
+"""Settings of a server: what is refused, and what an error may show."""
 
 from __future__ import annotations
 

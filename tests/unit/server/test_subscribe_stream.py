@@ -1,4 +1,4 @@
-"""One member's stream: credits, acks and answers, the end of it; and that a slow reader holds one batch at most."""
+"""One member's stream: credits, acks, answers and its end; a slow reader holds at most one batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = struct_codec(PartitionRows, pb.PartitionRows)
 
 
 class Client:
-    """Sends requests on a stream, and reads what comes."""
+    """Sends requests on a stream, and reads responses."""
 
     def __init__(
         self, broker: FakeGroups, credits: int = 0, streams: Any = None, scopes: str = "*:consume", **options: Any
@@ -54,7 +54,7 @@ class Client:
             return await anext(self.answers, None)
 
     async def rows(self) -> list[PartitionBatch]:
-        """Of the next answer that has some."""
+        """Return the rows of the next response that has some."""
         while not (answer := await self.next()).fetched.batches:
             pass
         return batches_in(answer)
@@ -84,7 +84,7 @@ async def test_first_response_lists_the_members_partitions() -> None:
     assert not fetched.batches
 
 
-async def test_rows_come_as_columns_and_only_for_credits() -> None:
+async def test_rows_are_sent_as_columns_and_only_for_credits() -> None:
     broker = FakeGroups(batch(0, 5, [b"a", b"", b"ccc"], keys=["k", None, None]), batch(1, 7, [b"d"]))
     client = Client(broker, credits=3)
     (first,) = await client.rows()
@@ -99,7 +99,7 @@ async def test_rows_come_as_columns_and_only_for_credits() -> None:
     assert offsets(columns) == [7]
 
 
-async def test_rows_that_come_later_are_pushed() -> None:
+async def test_later_rows_are_pushed() -> None:
     broker = FakeGroups()
     client = Client(broker, credits=10)
     await client.next()
@@ -146,10 +146,10 @@ async def test_leave_follows_earlier_settlements_and_ends_the_stream() -> None:
         numbers += [s.number for s in answer.settled]
     assert numbers == [1]
     assert [call[0] for call in broker.calls if call[0] != "fetch"] == ["ack", "leave"]
-    assert broker.calls[-1] == ("leave",), "and nothing joins again behind it"
+    assert broker.calls[-1] == ("leave",), "and the member does not rejoin afterwards"
 
 
-async def test_client_that_ends_stays_a_member() -> None:
+async def test_client_that_ends_its_stream_remains_a_member() -> None:
     broker = FakeGroups()
     client = Client(broker, credits=5)
     await client.next()
@@ -158,14 +158,14 @@ async def test_client_that_ends_stays_a_member() -> None:
     assert not broker.left
 
 
-async def test_slow_reader_holds_one_batch_and_its_acks_are_carried_out() -> None:
+async def test_slow_reader_holds_one_batch_and_its_acks_are_applied() -> None:
     broker = FakeGroups(*(batch(0, n, [b"x"]) for n in range(50)))
     client = Client(broker, credits=50, max_messages=1)
     await client.rows()
     client.say(settle=[settle(1, {0: [0]})])
     for _ in range(50):
         await asyncio.sleep(0)
-    assert len(broker.waiting) >= 48, "at most what it has read and one more is out"
+    assert len(broker.waiting) >= 48, "at most one batch more than it has read is outstanding"
 
 
 async def test_unread_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ async def test_bad_requests_end_the_stream(what: dict[str, Any]) -> None:
         await client.next()
 
 
-async def test_another_stream_of_the_same_session_ends_the_former_which_takes_nothing_more() -> None:
+async def test_new_stream_of_a_session_ends_the_former_without_losing_rows() -> None:
     broker = FakeGroups()
     streams = Subscriptions()
     former = Client(broker, credits=5, streams=streams)
@@ -245,7 +245,7 @@ async def test_another_stream_of_the_same_session_ends_the_former_which_takes_no
 
 
 @pytest.mark.parametrize("later", range(6))
-async def test_answer_to_an_ack_does_not_wait_for_rows_when_credits_come_about_then(later: int) -> None:
+async def test_ack_is_answered_without_waiting_for_rows_when_credits_arrive(later: int) -> None:
     client = Client(FakeGroups(batch(0, 0, [b"a"])), credits=1)
     await client.rows()
     answer = asyncio.ensure_future(client.next())

@@ -12,7 +12,7 @@ from heapline.contract.message import Outgoing
 
 
 class TasksAtOnce:
-    """As much of a SparkSession as an archive asks for. `after` is called when files are written, before they are
+    """The part of a SparkSession that an archive uses. `after` is called when files are written, before they are
     committed."""
 
     def __init__(self, after: Callable[[], None] = lambda: None) -> None:
@@ -45,7 +45,7 @@ def fill(hl: Any, count: int, topic: str = "jobs", first: int = 0) -> None:
 
 
 def reclaim(hl: Any) -> None:
-    """Write and finish enough for some segments of 1 MiB, and give back those that nothing needs."""
+    """Write and finish enough messages for several segments of 1 MiB, and reclaim the unneeded ones."""
     for _ in range(3):
         for _ in range(4):
             hl.enqueue_batch("jobs", [Outgoing(bytes(100_000))] * 5)

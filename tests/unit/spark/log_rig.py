@@ -37,7 +37,7 @@ def table(rig: Rig, **options: str) -> Any:
 
 
 def release(rig: Rig) -> None:
-    """End the leases that planning leaves behind for tasks: by themselves they would end after minutes."""
+    """End the leases that planning creates for tasks; otherwise they expire after minutes."""
     for path in rig.files(".lease"):
         rig.disk.unlink(path)
 

@@ -1,7 +1,7 @@
 """Faults planted into the events of a correct history: one of each kind that the audit must find.
 
 Each function takes the rows of a log and returns them with one fault, as a faulty broker would have written them, with
-offsets without gaps. It returns None if the history has no place for the fault.
+offsets without gaps. It returns None if the history is not suitable for the fault.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STATES = (*NEW, "fired", "leased", "acked", "nacked", "lease_expired", "released
 
 
 def numbered(rows: Rows) -> Rows:
-    """Offsets without gaps; rows that were put in stand at fractions."""
+    """Return offsets without gaps; inserted rows are at fractions."""
     ends: dict[int, int] = {}
     found = []
     for row in sorted(rows, key=lambda row: (row["partition"], row["offset"])):
@@ -123,7 +123,7 @@ def _later(rows: Rows, id: int, partition: int, kind: str) -> Rows:
     return [*rows, empty | told | {"offset": last["offset"] + 1, "seq": seq if kind == "leased" else None}]
 
 
-#: What is planted, and which promise it breaks.
+#: The planted faults, and the promise that each breaks.
 PLANTS: dict[Callable[[Rows], Rows | None], str] = {
     dropped_ack: "none_lost", message_from_nowhere: "none_lost", came_twice: "none_lost", second_lease: "one_holder",
     early_lease: "not_early", worse_pop: "rank", torn_batch: "batches", seen_though_aborted: "batches",

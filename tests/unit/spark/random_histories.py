@@ -53,7 +53,7 @@ async def _step(rig: Rig, random: Random, topic: str, held: list[Any], known: li
         await _batch(rig, random, topic, f"b{number}", commit=act == "batch")
     elif act in ("cancel", "reschedule") and known:
         id = random.choice(known)
-        with suppress(RequestError, ConflictError):  # it may be gone, or leased
+        with suppress(RequestError, ConflictError):  # it may be removed, or leased
             if act == "cancel":
                 await hl.cancel(topic, id)
             else:

@@ -295,7 +295,7 @@ def test_killed_archive_can_be_continued(hl: Any, tmp_path: Path, lake: Path) ->
     assert killed.stdout is not None
     for _ in range(3):
         assert killed.stdout.readline()
-    killed.kill()  # in the middle of its fourth round, wherever it is
+    killed.kill()  # in the middle of its fourth round
     killed.wait()
     killed.stdout.close()
     assert 0 < len(rows_in(lake, "events")) < 400

@@ -66,7 +66,7 @@ def test_planted_fault_refutes_exactly_its_promise(plant: Any, seed: int) -> Non
             assert check.examples[0].topic == "jobs"
             assert check.examples[0].offset is not None
             return
-    pytest.fail("no life had a place for this fault")
+    pytest.fail("no history was suitable for this fault")
 
 
 def as_table(rows: Rows, like: pa.Table) -> pa.Table:
@@ -74,7 +74,7 @@ def as_table(rows: Rows, like: pa.Table) -> pa.Table:
 
 
 def cut(closing: dict[str, dict[int, Balance]], rows: Rows, plant: Any) -> dict[str, dict[int, Balance]]:
-    """The broker's own account, at the end of the log as it is now; none where the fault changes what it holds."""
+    """The broker's own counts at the current end of the log; none if the fault changes them."""
     if plant.__name__ in ("torn_batch", "ack_of_a_waiting_message", "seen_though_aborted", "message_from_nowhere"):
         return {}
     ends = {p: 1 + max(r["offset"] for r in rows if r["partition"] == p) for p in {r["partition"] for r in rows}}

@@ -1,4 +1,4 @@
-"""Packing of steps for Spark: nothing is lost wherever events are cut, and a message stays together."""
+"""Packing of steps for Spark: nothing is lost wherever events are cut, and a message's steps stay together."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def rows_of(ranges: dict[int, tuple[int, int]]) -> set[tuple[int, int]]:
 
 
 class PlainLake:
-    """Rows as a set, and how far it goes."""
+    """Return the rows as a set, and the end of the claim."""
 
     def __init__(self) -> None:
         self.kept: Extent | None = None
@@ -91,7 +91,7 @@ def test_overlapping_commit_is_rejected_and_so_is_one_with_a_gap() -> None:
     with pytest.raises(DataLost, match=r"rows 10 to 11 are missing.*--accept-loss"):
         check_continues("jobs", kept, Claim(1, {0: (12, 15)}))
     with pytest.raises(LakeMoved):
-        check_continues("jobs", kept, Claim(1, {0: (12, 15)}, lost={0: (10, 11)}))  # what is lost must reach the start
+        check_continues("jobs", kept, Claim(1, {0: (12, 15)}, lost={0: (10, 11)}))  # lost rows must reach the start
 
 
 def test_recreated_topic_is_not_mistaken_for_the_old_one() -> None:

@@ -78,7 +78,7 @@ def test_rejected_messages_are_nacked_with_their_reason(hl: Any) -> None:
 
 
 class Frame:
-    """What is needed of a DataFrame."""
+    """The part of a DataFrame that is used."""
 
     def __init__(self, **columns: list[Any]) -> None:
         self._columns, self.columns = columns, list(columns)
@@ -112,7 +112,7 @@ def test_function_is_not_called_without_messages(hl: Any) -> None:
 
 
 class Lending:
-    """A client in front of another that loses or breaks what a test says."""
+    """A client that wraps another and loses or breaks calls on request."""
 
     def __init__(self, client: Any) -> None:
         self._client = client

@@ -38,7 +38,7 @@ def known(names: Sequence[str]) -> Mapping[str, TopicLimits]:
 
 
 def sent(batch: Any, default: str | None = "plain") -> tuple[dict[str, list[Outgoing]], list[BadRow]]:
-    """All that goes out, by topic, and what does not."""
+    """Return all messages to send, by topic, and the rejected rows."""
     good, bad = validate(batch, default, known)
     found: dict[str, list[Outgoing]] = {}
     for _, shares in good.parts():
@@ -51,7 +51,7 @@ def sent(batch: Any, default: str | None = "plain") -> tuple[dict[str, list[Outg
 
 
 def naive(row: dict[str, Any]) -> tuple[str, Outgoing] | None:
-    """What a row is, one by one, by the engine's own checks; None if it cannot be enqueued."""
+    """Return the message of each row by the engine's own checks; None if it cannot be enqueued."""
     topic = row["topic"] if row["topic"] is not None else "plain"
     topic = topic.removeprefix("default/")
     if topic not in CONFIGS or row["value"] is None:

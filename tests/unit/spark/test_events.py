@@ -88,7 +88,7 @@ async def test_events_has_every_row_once_as_the_engine_reads_it() -> None:
             for column in ("holder", "reason", "batch_id", "attempts", "returned"):
                 assert row[column] == told.get(column), (column, row, told)
             assert row["deadline"] == moment(told.get("deadline"))
-            if row["kind"] != "batch_committed":  # which brings facts that stand elsewhere in the log
+            if row["kind"] != "batch_committed":  # which adds facts that are elsewhere in the log
                 assert row["due"] == moment(told.get("due"))
                 assert row["priority"] == told.get("priority")
         kinds = {row["kind"] for row in found}

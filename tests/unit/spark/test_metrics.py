@@ -103,7 +103,7 @@ def test_prometheus_and_opentelemetry_expose_the_same_families() -> None:
 
 
 class Streams:
-    """Of a session: who listens."""
+    """The listeners of a session."""
 
     def __init__(self) -> None:
         self.streams = self

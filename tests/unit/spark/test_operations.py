@@ -1,4 +1,4 @@
-"""Operations: what each row means, and what happens to messages that are gone or leased."""
+"""Operations: the meaning of each row, and the outcome for removed or leased messages."""
 
 from __future__ import annotations
 

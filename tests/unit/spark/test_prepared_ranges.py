@@ -41,7 +41,7 @@ async def commit(rig: Rig) -> int:
 
 
 async def far_apart(rig: Rig) -> int:
-    """Prepared in the first segment, committed in a later one, done with. Says where the commit stands."""
+    """Prepare in the first segment, commit in a later one, and finish. Return the position of the commit."""
     await prepare(rig)
     await fill(rig, b"between", 45)
     at = await commit(rig)
@@ -59,7 +59,7 @@ def first_segment(rig: Rig) -> int:
 
 
 async def squeezed(rig: Rig) -> None:
-    """Give back the first segment and no other, as if it had been the only one below the older snapshot."""
+    """Reclaim only the first segment, as if only it were below the older snapshot."""
     runner = rig.runner()
     for _ in range(2):
         await rig.hl.enqueue("jobs", b"mark", priority=-1)
@@ -70,7 +70,7 @@ async def squeezed(rig: Rig) -> None:
 
 
 async def reported_ranges(rig: Rig) -> dict[int, tuple[int, int]]:
-    """The starts and ends that broker, index and directory tell."""
+    """Return the starts and ends according to broker, index and directory."""
     reported = await rig.hl.offsets("jobs")
     runner = rig.hl.runner("jobs")
     index = index_after(runner, 0, await bounds(runner), None)
@@ -149,7 +149,7 @@ async def test_reader_holds_the_records_of_its_rows() -> None:
         assert before.num_rows == 4
         rig.disk.write_file_atomic(lease, body)
         await reclaim(rig)
-        assert first_segment(rig) == 1  # the lease is of a later segment, whose rows have their records here
+        assert first_segment(rig) == 1  # the lease is on a later segment, whose rows have their records here
         assert (await reported_ranges(rig))[0][0] == 0
         assert read_work(rig, work, options).equals(before)
         release(rig)
@@ -163,7 +163,7 @@ async def test_reader_lease_taken_while_the_start_is_raised_holds() -> None:
         write = rig.disk.write_file_atomic
 
         def taken_meanwhile(path: str, data: Any) -> None:
-            if path.endswith(log_start_path("")):  # a reader that looked just before
+            if path.endswith(log_start_path("")):  # a reader that checked just before
                 planned(rig, startingOffsets=json.dumps({"jobs": {"0": at}}))
             write(path, data)
 

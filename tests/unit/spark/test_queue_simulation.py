@@ -40,7 +40,7 @@ def test_simulation_matches_the_mmc_queue(workers: int, rate: float) -> None:
 
 
 def test_simulation_matches_cobhams_formula() -> None:
-    """W_p = W0 / ((1 - s_{p-1}) (1 - s_p)), with W0 the rest of the service under way."""
+    """W_p = W0 / ((1 - s_{p-1}) (1 - s_p)), where W0 is the rest of the service in progress."""
     load = poisson(rate=0.8, mean_service=1.0, priorities=2)
     waits = simulate(load, 1)
     rest = 0.8  # rho times the mean rest of an exponential service
@@ -97,7 +97,7 @@ def test_growth_keeps_the_distribution_over_time_and_priorities(growth: float) -
     assert more.arrivals.mean() == pytest.approx(load.arrivals.mean(), rel=0.02)
     assert np.bincount(more.priorities) / len(more) == pytest.approx(np.full(3, 1 / 3), rel=0.05)
     if growth > 1:
-        assert len(np.unique(more.arrivals)) > len(more) - growth  # only the last has none after it to come before
+        assert len(np.unique(more.arrivals)) > len(more) - growth  # only the last one has no successor
 
 
 def test_service_times_are_drawn_from_the_same_priority() -> None:

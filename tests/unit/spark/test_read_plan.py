@@ -53,7 +53,7 @@ async def test_range_is_stable_while_the_engine_works_and_restarts(view: str) ->
         release(rig)
         starts = (await rig.hl.offsets("jobs")).items()
         await reclaim(rig)
-        assert (await rig.hl.offsets("jobs")).items() != starts  # the lease was what had kept them
+        assert (await rig.hl.offsets("jobs")).items() != starts  # only the lease had kept them
         with pytest.raises(DataLost, match="reclaimed"):
             read_held(rig, work, asked)
 

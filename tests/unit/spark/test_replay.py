@@ -19,7 +19,7 @@ def test_chunks_cover_every_offset_once_and_are_not_too_large(
     chunks = sliced(ranges, chunk_rows)
     found = [(int(p), offset) for chunk in chunks for p, span in chunk.items() for offset in range(*span)]
     assert sorted(found) == [(p, offset) for p in sorted(ranges) for offset in range(*ranges[p])]
-    # Each partition's share is rounded by itself.
+    # Each partition's share is rounded separately.
     assert all(sum(last - first for first, last in c.values()) <= chunk_rows + len(ranges) for c in chunks)
     for earlier, later in itertools.pairwise(chunks):
         assert all(earlier[p][1] == later[p][0] for p in earlier)

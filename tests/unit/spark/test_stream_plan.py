@@ -34,7 +34,7 @@ class Stream:
         self.at = self.following.first()
 
     def next(self, now: float = 0.0, limited: bool = True) -> list[bytes] | None:
-        """The values of the next micro-batch; None: there is none yet."""
+        """Return the values of the next micro-batch, or None if there is none yet."""
         limit = self.options.max_rows if limited else None
         end = self.following.next_end(self.at, limit, limited, now)
         if json.dumps(end) == json.dumps(self.at):

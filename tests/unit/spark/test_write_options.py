@@ -154,4 +154,4 @@ def test_each_topic_has_its_own_versions_under_one_app_id() -> None:
     long = [write_batch((app, 0), "n" * 127 + "/" + "x" * 127 + end).sink for app in ("ä" * 126, "app") for end in "ab"]
     assert len(set(long)) == 4
     assert all(len((sink or "").encode()) <= 256 for sink in long)
-    assert all((sink or "").startswith("txn:app@") for sink in long[2:]), "as jobs look for theirs"
+    assert all((sink or "").startswith("txn:app@") for sink in long[2:]), "as jobs do for theirs"

@@ -17,7 +17,7 @@ def test_each_level_has_one_slot_of_the_last_period(now: int) -> None:
     assert past_slots(now + BASE_MS)[0] == (slots[0] + 1) % RATIO
 
 
-def test_check_skips_what_an_earlier_one_has_fired() -> None:
+def test_check_skips_messages_that_an_earlier_one_fired() -> None:
     fired = FiredUpTo(1.0)
     assert fired.start(10.0) == 0
     fired.end(5000, 10.0, 10.01)
@@ -48,7 +48,7 @@ def test_message_in_the_future_changes_nothing() -> None:
     assert fired.start(10.1) == 5000
 
 
-def test_check_from_the_beginning_is_due_after_the_interval_and_a_share_of_its_own_time() -> None:
+def test_complete_check_is_due_after_the_interval_and_a_share_of_its_duration() -> None:
     fired = FiredUpTo(1.0)
     fired.end(5000, 10.0, 10.01)
     assert [fired.start(11.0), fired.start(11.02)] == [5000, 0]

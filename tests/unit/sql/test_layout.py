@@ -1,4 +1,4 @@
-"""Slots: which one is open, and which places of closed ones are known to be empty."""
+"""Slots: which one is open, and up to which positions closed ones are known to be empty."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_open_slots_follow_from_turns_and_time(turn: int, now: int) -> None:
 
 
 @given(live=st.sets(st.integers(0, POP_SLOTS - 1)), turn=st.integers(0, 1000))
-def test_claim_looks_into_live_slots_and_the_open_one(live: set[int], turn: int) -> None:
+def test_claim_reads_live_slots_and_the_open_one(live: set[int], turn: int) -> None:
     claim = Layout(0, turn, 0, sum(1 << slot for slot in live)).claim()
     looked = {slot for slot in range(POP_SLOTS) if f"DELETE FROM ready_{slot} " in claim}
     assert looked == live | {turn % READY_SLOTS}
@@ -69,7 +69,7 @@ def test_floor_never_falls() -> None:
     assert floors.of(1, Turns(3, 2))[0] == HERE
 
 
-def test_slot_that_is_opened_again_has_no_floor() -> None:
+def test_reopened_slot_has_no_floor() -> None:
     floors = Floors()
     floors.raise_to(1, Turns(3, 2), HERE, floors.epoch)
     assert [slot for slot, place in enumerate(floors.of(1, Turns(5, 2))) if place == START] == [

@@ -1,4 +1,4 @@
-"""Entries of the ready queue sort as the messages do, and topics say how many they may have."""
+"""Entries of the ready queue sort like the messages, and a topic's settings limit their number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from heapline.sql.layout import START, Place
 from heapline.sql.ready_queue import DEPTH_MAX, depth_of, pack_place, unpack_place
 
 
-def test_entries_sort_as_places_do() -> None:
+def test_entries_sort_like_positions() -> None:
     rng, corners = random.Random(3), [INT64_MIN, -1, 0, 1, INT64_MAX]
     places = [START, *(Place(*(rng.choice(corners) for _ in range(3))) for _ in range(500))]
     assert [unpack_place(pack_place(place)) for place in places] == places

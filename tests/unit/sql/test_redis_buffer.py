@@ -1,4 +1,4 @@
-"""What an acknowledgment by Redis is worth, by the settings of the server."""
+"""The durability of an acknowledgment by Redis, by the settings of the server."""
 
 from __future__ import annotations
 

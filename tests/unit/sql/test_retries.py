@@ -1,4 +1,4 @@
-"""What becomes of leased messages that were not acked."""
+"""The outcome of leased messages that were not acked."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_only_keys_that_end_with_the_message_are_kept_in_its_row() -> None:
     assert ready.hashes == [None, key_hash("i"), key_hash("i")]
 
 
-def test_row_that_the_topic_does_not_accept_is_its_own_error() -> None:
+def test_row_that_the_topic_rejects_has_its_own_error() -> None:
     rows = [NewRow(b"xx"), NewRow(b"xxx"), NewRow(b"x", fairness_key="f")]
     errors = check_rows(rows, TopicConfig(max_payload_bytes=2), "jobs", atomic=False)
     assert {row: type(error) for row, error in errors.items()} == {1: PayloadTooLarge, 2: Unsupported}

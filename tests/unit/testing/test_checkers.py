@@ -17,7 +17,7 @@ TOPIC = "jobs"
 
 
 class Tale:
-    """Writes a history call by call. Time stands still unless it is moved; a lease is for 1000 ms."""
+    """Writes a history call by call. Time does not advance unless moved; a lease lasts 1000 ms."""
 
     def __init__(self, **config: Any) -> None:
         self.clock = FakeClock()
@@ -64,7 +64,7 @@ class Tale:
         return {complaint.partition(" ")[0] for complaint in judge(self.history)}
 
 
-def test_history_in_which_all_went_well_has_no_complaints() -> None:
+def test_correct_history_has_no_complaints() -> None:
     tale = Tale()
     tale.enqueue("a", "b")
     first = tale.got("a")
@@ -105,7 +105,7 @@ def test_no_lost_message_allows_dead_letters_purges_and_unanswered_enqueues() ->
     assert tale.broken() == set()
 
 
-def test_no_lost_message_does_not_excuse_a_message_enqueued_after_the_purge() -> None:
+def test_no_lost_message_counts_a_message_enqueued_after_the_purge() -> None:
     tale = Tale()
     tale.call("purge", 0)
     tale.enqueue("a")
@@ -152,7 +152,7 @@ def test_single_lease_ends_with_a_release_even_an_unanswered_one() -> None:
         assert tale.broken() == set()
 
 
-def test_single_lease_sees_one_lease_given_twice_and_a_message_twice_in_a_pop() -> None:
+def test_single_lease_detects_a_repeated_lease_and_a_repeated_message_in_a_pop() -> None:
     tale = Tale()
     tale.enqueue("a")
     got = tale.got("a")
@@ -221,7 +221,7 @@ def test_never_early_by_wall_clock() -> None:
     ("verb", "args", "rest"),
     [("nack", {"backoff": 2.0}, 2.0), ("nack", {"backoff": None}, 0.5), ("nothing", {}, 1.5)],
 )
-def test_never_early_by_back_off(verb: str, args: dict[str, Any], rest: float) -> None:
+def test_never_early_by_backoff(verb: str, args: dict[str, Any], rest: float) -> None:
     for wait, complaint in ((rest - 0.01, {"NeverEarly"}), (rest, set())):
         tale = Tale()
         tale.enqueue("a")
@@ -346,7 +346,7 @@ def test_pop_without_an_answer_may_have_counted() -> None:
         assert tale.broken() == set()
 
 
-def test_attempts_have_an_end() -> None:
+def test_attempts_are_limited() -> None:
     tale = Tale(max_retries_default=0)
     tale.enqueue("a")
     tale.pop(tale.got("a"))
@@ -377,7 +377,7 @@ def test_strict_order_uses_ids_among_equal_priorities() -> None:
     assert tale.broken() == {"StrictOrder"}
 
 
-def test_strict_order_sees_a_pop_that_wrongly_finds_nothing() -> None:
+def test_strict_order_detects_a_pop_that_wrongly_returns_nothing() -> None:
     tale = Tale()
     tale.enqueue("a")
     tale.pop()
@@ -385,7 +385,7 @@ def test_strict_order_sees_a_pop_that_wrongly_finds_nothing() -> None:
     assert tale.broken() == {"StrictOrder"}
 
 
-def test_strict_order_lets_a_paused_topic_give_nothing() -> None:
+def test_strict_order_allows_a_paused_topic_to_return_nothing() -> None:
     tale = Tale()
     tale.enqueue("a")
     tale.call("pause")
@@ -406,7 +406,7 @@ def test_strict_order_considers_due_delayed_messages() -> None:
         assert tale.broken() == complaint
 
 
-def test_strict_order_knows_aging() -> None:
+def test_strict_order_respects_aging() -> None:
     tale = Tale(ordering=Aging(1.0))
     tale.enqueue("old", ids=[1], priority=5)
     old = tale.now
@@ -503,7 +503,7 @@ class BatchTale(Tale):
         self.call("commit_batch", result, outcome, batch="b", parts=list(parts))
 
     def came(self, *names: str) -> set[str]:
-        """The complaints when these came out at the end."""
+        """Return the complaints if these were delivered at the end."""
         for id, name in enumerate(names):
             topic = OTHER if name == "b" else TOPIC
             call = self.history.start("drain", "pop", topic, visibility_ms=1000)
@@ -512,7 +512,7 @@ class BatchTale(Tale):
 
 
 @pytest.mark.parametrize("outcome", ["ok", "unknown"])
-def test_committed_parts_come_whole_and_alone(outcome: Outcome) -> None:
+def test_committed_parts_are_delivered_completely_and_without_others(outcome: Outcome) -> None:
     for came, verdict in (("ab", set()), ("a", {"BatchAllOrNothing"}), ("abc", {"BatchAllOrNothing"})):
         tale = BatchTale()
         tale.commit("1", outcome=outcome, result=2 if outcome == "ok" else None)
@@ -549,7 +549,7 @@ def test_purge_before_the_commit_removes_none_of_its_messages(earlier: str) -> N
     assert tale.came("b") == {"BatchAllOrNothing"}
 
 
-def test_undecided_aborted_and_refused_batches_bring_nothing() -> None:
+def test_undecided_aborted_and_refused_batches_deliver_nothing() -> None:
     assert BatchTale().came() == set()
     assert BatchTale().came("a", "b") == {"BatchAllOrNothing"}
     for outcome in ("ok", "refused"):
@@ -562,7 +562,7 @@ def test_undecided_aborted_and_refused_batches_bring_nothing() -> None:
         assert tale.came("a", "b") == {"BatchAllOrNothing"}
 
 
-def test_commit_answers_how_many_and_only_one_commit_counts() -> None:
+def test_commit_returns_its_count_and_only_one_commit_counts() -> None:
     tale = BatchTale()
     tale.commit("1", result=3)
     assert tale.came("a", "b") == {"BatchAllOrNothing"}

@@ -57,7 +57,7 @@ async def test_error_of_a_handler_is_raised_and_its_message_nacked(hl: MemoryBro
         await drain(hl, fail)
     [info] = hl.standing("jobs")
     assert (info.state, info.attempts, info.reason) == ("delayed", 1, "ValueError: no good")
-    assert await drain(hl, fail) == []  # back-off
+    assert await drain(hl, fail) == []  # backoff
     clock.advance(60)
     [done] = await drain(hl, fail, on_error="answer")
     assert isinstance(done.error, ValueError)
@@ -74,7 +74,7 @@ async def test_message_settled_by_its_handler_is_not_settled_again(hl: MemoryBro
     assert [(i.state, i.reason) for i in hl.standing("jobs")] == [("dead", "mine")]
 
 
-async def test_handler_that_feeds_itself_is_stopped(hl: MemoryBroker) -> None:
+async def test_handler_that_enqueues_its_own_work_is_stopped(hl: MemoryBroker) -> None:
     async def again(m: heapline.Message) -> None:
         await hl.enqueue("jobs", b"x")
 
@@ -115,7 +115,7 @@ def test_blocking_drain_calls_plain_and_async_handlers(clock: HandClock) -> None
 
 
 class FakeApp:
-    """What drain needs of an app, and nothing else: see client/tasks."""
+    """The part of an app that drain uses; see client/tasks."""
 
     layers: tuple[Any, ...] = ()
 
@@ -130,7 +130,7 @@ class FakeApp:
         return SimpleNamespace(codec=codec, rules=SimpleNamespace(decide=lambda *_: outcome))
 
 
-async def test_app_runs_its_tasks_and_its_rules_decide_of_failures(hl: MemoryBroker) -> None:
+async def test_app_runs_its_tasks_and_its_rules_decide_about_failures(hl: MemoryBroker) -> None:
     await hl.enqueue("jobs", b"21", headers={"task": "double"})
     assert [d.result for d in await drain(hl, FakeApp())] == [42]
     await hl.enqueue("jobs", b"no number", headers={"task": "double"})

@@ -23,7 +23,7 @@ def synced_file(disk: FakeDisk, data: bytes, path: str = "/d/f") -> File:
 
 
 def outcomes(disk: FakeDisk, path: str = "/d/f", tries: int = 200) -> set[bytes | None]:
-    """What many power cuts at this one moment leave of a file; None where it is gone."""
+    """Return what many power cuts at this one time leave of a file; None if it is missing."""
     found: set[bytes | None] = set()
     for seed in range(tries):
         after = disk.crash(random.Random(seed))
@@ -87,7 +87,7 @@ def test_unsynced_name_may_be_lost_with_all_its_synced_bytes() -> None:
     assert outcomes(disk) == {b"x"}
 
 
-def test_directory_whose_parent_was_not_synced_may_take_its_files_along() -> None:
+def test_directory_in_an_unsynced_parent_may_be_lost_with_its_files() -> None:
     disk = FakeDisk()
     disk.mkdir("/d")
     disk.write_file_atomic("/d/f", b"x")
@@ -128,7 +128,7 @@ def test_rename_replaces_atomically() -> None:
     assert outcomes(disk) == {b"new", b"newer"}
 
 
-def test_after_a_failed_sync_bytes_may_be_shown_and_yet_never_reach_the_disk() -> None:
+def test_bytes_of_a_failed_sync_may_be_readable_but_never_reach_the_disk() -> None:
     shown_but_lost = False
     for seed in range(50):
         disk = FakeDisk(seed=seed)
@@ -137,7 +137,7 @@ def test_after_a_failed_sync_bytes_may_be_shown_and_yet_never_reach_the_disk() -
         disk.inject("fdatasync")
         with pytest.raises(OSError, match="injected"):
             file.fdatasync()
-        file.fdatasync()  # "succeeds", and proves nothing
+        file.fdatasync()  # "succeeds" but proves nothing
         shown = disk.read_file("/d/f") == b"n" * SECTOR
         shown_but_lost |= shown and outcomes(disk, tries=5) == {b"o" * SECTOR}
     assert shown_but_lost
@@ -156,7 +156,7 @@ def test_bytes_lost_in_a_failed_sync_can_be_rewritten() -> None:
         assert outcomes(disk, tries=5) == {b"n" * SECTOR}
 
 
-def test_full_disk_refuses_growth_and_takes_overwrites() -> None:
+def test_full_disk_refuses_growth_and_accepts_overwrites() -> None:
     disk = FakeDisk(capacity=8192)
     file = synced_file(disk, bytes(4096))
     for grow in (
@@ -182,7 +182,7 @@ def test_hole_takes_no_space_until_it_is_written() -> None:
     assert file.pread(10, 1000) == bytes(10)
 
 
-def test_faults_come_when_scheduled() -> None:
+def test_faults_occur_when_scheduled() -> None:
     disk = FakeDisk()
     file = synced_file(disk, b"x" * 10)
     disk.inject("pread", path="/d/f", after=1, times=2)
@@ -193,7 +193,7 @@ def test_faults_come_when_scheduled() -> None:
     assert file.pread(1, 0) == b"x"
 
 
-def test_faults_come_at_a_rate() -> None:
+def test_faults_occur_at_a_rate() -> None:
     disk = FakeDisk(seed=3)
     file = synced_file(disk, b"x")
     disk.rates["pread"] = 0.5
@@ -229,7 +229,7 @@ def test_unreadable_sector_fails_until_it_is_written_again() -> None:
     assert file.pread(1, SECTOR) == b"y"
 
 
-def test_power_is_cut_in_the_middle_and_stays_off() -> None:
+def test_power_is_cut_during_an_operation_and_stays_off() -> None:
     disk = FakeDisk()
     file = synced_file(disk, b"x")
     disk.cut_power_in(1)

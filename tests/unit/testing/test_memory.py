@@ -1,4 +1,4 @@
-"""The in-memory broker opens automatically, leaves nothing behind, and uses a clock that tests move."""
+"""The in-memory broker opens automatically, leaves nothing behind, and uses a clock that tests advance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_broker_opens_automatically_at_its_first_use() -> None:
     await hl.close()
 
 
-def test_broker_made_outside_a_loop_can_be_left_unclosed_when_its_loop_ends() -> None:
+def test_broker_created_outside_a_loop_need_not_be_closed() -> None:
     hl = MemoryBroker()
 
     async def use() -> None:
@@ -34,7 +34,7 @@ def test_broker_made_outside_a_loop_can_be_left_unclosed_when_its_loop_ends() ->
         await hl.enqueue("jobs", b"x", delay=5)
         assert await hl.pop("jobs") == []
 
-    asyncio.run(use())  # an error or a warning about what is left would fail this test
+    asyncio.run(use())  # an error or warning about leftovers would fail this test
     hl.abandon()
     gc.collect()
     with pytest.raises(heapline.Closed):
@@ -96,7 +96,7 @@ async def test_closed_broker_does_not_open_again() -> None:
         await hl.list_topics()
 
 
-async def test_broker_makes_no_thread_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_broker_creates_no_thread_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     before = threading.active_count(), len(os.listdir("/proc/self/fd"))
     async with memory_broker() as hl:

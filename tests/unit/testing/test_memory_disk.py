@@ -1,4 +1,4 @@
-"""The disk in memory behaves as the real one does, call by call."""
+"""The disk in memory behaves like the real one, call by call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ON_FILES = {"pread", "zero", "fallocate", "pwritev", "truncate", "size"}
 
 
 def act(disk: Disk, top: str, call: tuple[Any, ...]) -> Any:
-    """What a call answers; an error by its kind."""
+    """The result of a call; an error by its kind."""
     name, path, *rest = call
     rest = [f"{top}/{value}" if name == "rename" else value for value in rest]
     try:
@@ -55,14 +55,16 @@ def act(disk: Disk, top: str, call: tuple[Any, ...]) -> Any:
 
 
 @given(calls=CALLS)
-def test_disk_answers_as_the_real_one(calls: list[tuple[Any, ...]], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_memory_disk_behaves_like_the_real_one(
+    calls: list[tuple[Any, ...]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     real, memory = RealDisk(), MemoryDisk()
     top = str(tmp_path_factory.mktemp("disk"))
     memory.mkdir(top)
     for call in calls:
         before = act(real, top, call), act(memory, top, call)
         if call[0] == "rename" or "refused" in before or "not there" in before:
-            # Renames over what is in the way, and which of two errors a wrong call gets, differ by file system.
+            # Renames over existing files, and which of two errors a wrong call raises, differ by file system.
             if (before[0] in ("refused", "not there")) != (before[1] in ("refused", "not there")):
                 return
             continue

@@ -1,4 +1,4 @@
-"""The pytest plugin as users have it: loaded by pytest, in runs of its own."""
+"""The pytest plugin as users have it: loaded by pytest, in separate runs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ SOURCE = Path(testing.__file__).parents[2]
 
 
 def run_pytest(tmp_path: Path, source: str, *options: str) -> str:
-    """A run in a process of its own, with the plugin and nothing else but what is named; what it said."""
+    """Run pytest in a new process with the plugin and only the named others; return its output."""
     (tmp_path / "test_it.py").write_text(textwrap.dedent(source))
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(SOURCE)}

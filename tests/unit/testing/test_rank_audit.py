@@ -1,4 +1,4 @@
-"""The audit finds what a broken choice would do, and acquits what was right."""
+"""The rank audit detects wrong choices and accepts correct ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.rank_audit import RankAudit, ranks
 
 
 async def _work(path: Path, partitions: int, seed: int, **config: Any) -> list[int]:
-    """Random work on a topic; the ranks of all its leases."""
+    """Random work on a topic; return the ranks of all its leases."""
     rng = random.Random(seed)
     fair = config.get("fairness") == "keys"
 
@@ -65,16 +65,14 @@ async def test_with_k_1_every_lease_was_of_the_best_message(tmp_path: Path, seed
     assert set(found) == {1}
 
 
-async def test_messages_that_a_batch_brought_count_from_its_commit_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_messages_of_a_batch_count_from_its_commit_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Heads, "_owners", lambda self, full, want: full.tolist()[:1])
     async with heapline.open(str(tmp_path / "d"), spare_segment_bytes=0) as hl:
         await hl.create_topic("jobs", partitions=2, segment_bytes=1 << 20)
         await hl.enqueue_batch("jobs", [Outgoing(b"", 5, key=str(i)) for i in range(20)])
         await hl.prepare_batch("b", "1", [Outgoing(b"", 1, key=str(i)) for i in range(20)], topic="jobs")
         await hl.ack(await hl.pop("jobs"))
-        assert [r.rank for r in await ranks(hl, "jobs")] == [1], "what is only prepared is not better"
+        assert [r.rank for r in await ranks(hl, "jobs")] == [1], "a prepared message is not better"
         await hl.commit_batch("b", ["1"])
         mine = (await hl.stats("jobs")).partitions[0].ready
         await hl.ack(await hl.pop("jobs", mine))

@@ -1,4 +1,4 @@
-"""Virtual time: nothing waits, nothing is early, and what can never go on says so."""
+"""Virtual time: nothing waits, nothing is early, and a deadlock is reported."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_remaining_tasks_are_cancelled() -> None:
     assert ended == ["cancelled"]
 
 
-def test_jobs_run_later_in_one_piece_and_are_answered_later_still() -> None:
+def test_jobs_run_later_without_interruption_and_are_answered_after_that() -> None:
     log: list[str] = []
 
     async def work() -> None:
@@ -98,7 +98,7 @@ def test_jobs_run_later_in_one_piece_and_are_answered_later_still() -> None:
         assert log == []
         await asyncio.gather(*jobs)
         assert sorted(log) == sorted(f"job {i}" for i in range(20))
-        assert log != [f"job {i}" for i in range(20)]  # side by side, they come in any order
+        assert log != [f"job {i}" for i in range(20)]  # concurrently, in any order
         with pytest.raises(ZeroDivisionError):
             await io.run(lambda: 1 / 0)
 

@@ -44,7 +44,7 @@ DEPENDENT = {"delay", "deliver_at", "idempotency_scope", "producer_id", "epoch",
 
 @cache
 def commands(kind: type[Call[Any]]) -> st.SearchStrategy[Any]:
-    """Valid commands of a kind; combinations that it refuses are left out."""
+    """Valid commands of a kind, without combinations that it refuses."""
     if kind is CreateSchedule:
         return st.builds(
             kind, name=NAMES, topic=NAMES, payload=st.binary(max_size=9), every=st.sampled_from([1.5, 60.0]),
@@ -152,7 +152,7 @@ def _values(kind: Any, name: str, nullable: bool = False) -> st.SearchStrategy[A
 
 
 def same(a: Any, b: Any) -> bool:
-    """Compare two values by what they hold: arrays, views and errors too."""
+    """Compare two values by content, including arrays, views and errors."""
     if isinstance(a, Struct):
         return type(a) is type(b) and all(same(getattr(a, n), getattr(b, n)) for n in a.__struct_fields__)
     if isinstance(a, HeaplineError):

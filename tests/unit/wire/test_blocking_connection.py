@@ -190,7 +190,7 @@ def test_begun_calls_are_in_progress_together_and_end_in_any_order() -> None:
         assert started[0].result() == Count(1)
 
 
-def test_begin_waits_for_room_in_the_servers_windows() -> None:
+def test_begin_waits_for_space_in_the_servers_windows() -> None:
     with FakeServer(SCRIPT, windows=Windows(calls=1)) as server, connect(server.address, "good") as connection:
         started = [connection.begin(Purge("jobs")) for _ in range(20)]
         assert [each.result() for each in started] == [Count(4)] * 20
@@ -230,7 +230,7 @@ def one_lease(frames: ServerFrames, number: int) -> None:
     frames.send_response(number, codec.encode_result(Leased("jobs", messages)))
 
 
-def test_late_leases_are_released_when_the_servers_window_has_room() -> None:
+def test_late_leases_are_released_when_the_servers_window_has_space() -> None:
     pops: list[int] = []
     pauses: list[int] = []
     released: list[Release] = []
@@ -271,7 +271,7 @@ def test_late_leases_are_released_again_if_the_server_was_too_busy(monkeypatch: 
     with FakeServer(script, on_cancel=one_lease) as server, connect(server.address, "good") as connection:
         connection.begin(Pop("jobs", wait=60)).cancel()
         until(lambda: connection._step(0.0) or (len(releases) == 3 and not connection._slots))
-        assert not connection._returns, "an error that will not go away ends it"
+        assert not connection._returns, "a permanent error ends it"
 
 
 def test_requests_of_a_compressed_topic_are_compressed_once_its_setting_is_known(
@@ -462,7 +462,7 @@ def test_reset_connection_is_unavailable() -> None:
     thread.join()
 
 
-def test_server_that_stops_answering_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_to_a_silent_server_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "SILENCE_SECONDS", 0.05)
     released = threading.Event()
     with (
@@ -486,7 +486,7 @@ def test_goaway_ends_with_its_reason() -> None:
         assert raised.value.reached is False
 
 
-def test_closed_connection_says_so_and_close_wakes_a_waiting_thread(server: FakeServer) -> None:
+def test_closed_connection_raises_closed_and_close_wakes_a_waiting_thread(server: FakeServer) -> None:
     errors: list[HeaplineError] = []
     connection = connect(server.address, "good")
 

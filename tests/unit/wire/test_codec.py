@@ -1,4 +1,4 @@
-"""Values that msgspec does not know survive msgpack."""
+"""Values that msgspec does not support survive msgpack."""
 
 from __future__ import annotations
 

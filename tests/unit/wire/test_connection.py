@@ -37,7 +37,7 @@ async def test_cancelled_caller_does_not_take_the_turn_of_the_next_one() -> None
     (request,) = client.events()
     client.server.send_response(request.request)
     client.answer()
-    second.cancel()  # just when there is room for it
+    second.cancel()  # just when the window has space for it
     await turns()
     numbers = [event.request for event in client.events() if isinstance(event, Request)]
     for number in numbers:
@@ -69,7 +69,7 @@ async def test_call_that_waits_for_the_window_of_pops_does_not_block_other_calls
     assert pop.command == Pop.facts.id
 
 
-async def test_abandoned_large_request_makes_room_for_the_next_call() -> None:
+async def test_abandoned_large_request_frees_space_for_the_next_call() -> None:
     client = ConnectedClient(Windows(calls=1))
     client.connection.pause_writing()
     large = start(client, Enqueue("jobs", b"x" * (1 << 20)))
@@ -177,14 +177,14 @@ async def test_refusal_by_a_stopping_server_reached_no_call() -> None:
     assert not caught.value.reached
 
 
-async def test_credentials_are_renewed_one_at_a_time_even_if_a_caller_gives_up() -> None:
+async def test_credentials_are_renewed_one_at_a_time_even_if_a_caller_is_cancelled() -> None:
     client = ConnectedClient()
     given_up = asyncio.ensure_future(client.connection.renew("second"))
     await turns()
     given_up.cancel()
     renewing = asyncio.ensure_future(client.connection.renew("third"))
     await turns()
-    (auth,) = client.events()  # two at a time would be a violation
+    (auth,) = client.events()  # two at the same time would be a violation
     client.server.send_response(auth.request)
     client.answer()
     await turns()

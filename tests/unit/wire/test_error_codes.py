@@ -128,7 +128,7 @@ def test_paths_of_the_server_are_not_described(error: HeaplineError) -> None:
         (errors.Unsupported("Purge", "queue"), "GET /v1/describe", "Describe"),
     ],
 )
-def test_advice_fits_the_interface_and_is_python_again_for_a_python_client(
+def test_advice_suits_the_interface_and_is_python_for_a_python_client(
     error: errors.HeaplineError, http: str, grpc: str
 ) -> None:
     described = error_codes.describe(error)
@@ -155,7 +155,7 @@ def test_errors_of_commands_have_no_advice_for_one_language(make: Callable[[], o
     assert not re.search(r"heapline\.[A-Z]|datetime|\w=\w|\[\]|\ba [AEIOU]", str(caught.value))
 
 
-def test_advice_of_an_error_without_its_facts_is_left_as_it_is() -> None:
+def test_advice_of_an_error_without_its_facts_is_unchanged() -> None:
     newer = {"error": "TopicNotFound", "facts": {}, "text": "create it with create_topic('jobs')"}
     assert error_codes.advise(newer, "http") == newer["text"]
     assert error_codes.advise({**newer, "error": "NoSuchError"}, "grpc") == newer["text"]

@@ -1,4 +1,4 @@
-"""Commands and results survive their JSON, and what JSON shows is for people."""
+"""Commands and results survive their JSON, and the JSON is readable."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_filter_is_in_the_query_of_a_list_and_in_the_body_of_a_change() -> None:
         ("2030-01-31T12:00:00Z", Position(at=datetime(2030, 1, 31, 12, tzinfo=UTC))),
     ],
 )
-def test_position_is_written_as_people_do(place: Any, wanted: Position) -> None:
+def test_position_has_readable_forms(place: Any, wanted: Position) -> None:
     assert post(ResetOffsets, {"topic": "jobs", "group": "g"}, to=place)[0].to == wanted
     assert post(Replay, topic="jobs", start=place)[0].start == wanted
 
@@ -197,13 +197,13 @@ def test_options_are_read_from_body_and_query_where_the_route_has_them() -> None
         (CreateTopic, {"topic": "jobs", "nosuch": 5}, "unknown field 'nosuch'; CreateTopic has topic, mode"),
     ],
 )
-def test_invalid_body_is_refused_in_the_words_of_the_contract(kind: Any, fields: Any, text: str) -> None:
+def test_invalid_body_is_refused_with_the_contract_s_message(kind: Any, fields: Any, text: str) -> None:
     path = {"topic": "jobs"} if kind is PauseTopic else {}
     with pytest.raises(BadRequest, match=text):
         post(kind, path, **fields)
 
 
-def test_invalid_query_is_refused_in_the_words_of_the_contract() -> None:
+def test_invalid_query_is_refused_with_the_contract_s_message() -> None:
     with pytest.raises(BadRequest, match="limit must be an integer from 1 to 10000, got 0"):
         get(Peek, topic="jobs", limit="0")
     with pytest.raises(BadRequest, match="unknown field 'nosuch'; Peek has topic, limit"):
@@ -289,7 +289,7 @@ def test_popped_message_shows_ids_and_tokens_as_text_and_times_as_rfc_3339() -> 
     assert shown(Pop, Leased("jobs")) == {"topic": "jobs", "messages": []}
 
 
-def test_payload_is_shown_as_the_caller_wants_it_or_in_base64() -> None:
+def test_payload_is_shown_in_the_requested_form_or_in_base64() -> None:
     assert shown(Pop, LEASED, payload_as="json")["messages"][0]["payload_json"] == {"a": 1}
     assert shown(Pop, LEASED, payload_as="text")["messages"][0]["payload_text"] == '{"a": 1}'
     info = MessageInfo(id=1, topic="jobs", partition=0, state="ready", payload=b"\xff")
@@ -312,7 +312,7 @@ def test_results_of_a_batch_are_one_per_message() -> None:
     }
 
 
-def test_call_without_a_result_says_done() -> None:
+def test_call_without_a_result_answers_done() -> None:
     assert shown(PauseTopic, None) == {"done": True}
     assert ROUTES[PauseTopic].decode(b'{"done": true}') is None
 

@@ -81,7 +81,7 @@ def test_every_message_of_the_proto_belongs_to_a_call() -> None:
     assert reached >= EXTRAS.keys()
 
 
-def test_reflection_shows_the_proto_as_it_is_declared() -> None:
+def test_reflection_shows_the_declared_proto() -> None:
     public = descriptor_pool.Default().FindMessageTypeByName("heapline.v1.LeaseKeys")
     assert public.fields_by_name["ids"].type == public.fields_by_name["ids"].TYPE_SFIXED64
     assert pb.LeaseKeys.DESCRIPTOR.fields_by_name["ids"].type == public.fields_by_name["ids"].TYPE_BYTES
@@ -160,7 +160,7 @@ def test_no_ids_and_an_empty_list_of_ids_differ() -> None:
     assert over_the_wire(request_of(DeleteDeadLetters), DeleteDeadLetters("jobs", [])).ids == []
 
 
-def test_answer_is_in_items_unless_columns_are_wanted() -> None:
+def test_answer_is_in_items_unless_columns_are_requested() -> None:
     assert not pb.PopRequest(topic="jobs").as_columns
     assert request_of(Pop).pack(Pop("jobs")).as_columns
     one = LeasedMessages(
@@ -227,7 +227,7 @@ def test_unknown_fields_of_a_response_are_ignored() -> None:
         (pb.CreateGroupRequest(topic="jobs", group="g", start={}), "a position is one of edge, offset, offsets and at"),
     ],
 )
-def test_invalid_request_is_refused_in_the_words_of_the_contract(message: Any, text: str) -> None:
+def test_invalid_request_is_refused_with_the_contract_s_message(message: Any, text: str) -> None:
     kind = BY_RPC[message.DESCRIPTOR.name.removesuffix("Request")]
     with pytest.raises(BadRequest, match=text):
         request_of(kind).unpack(message)
@@ -245,7 +245,7 @@ def test_equal_headers_of_two_messages_are_two_dicts() -> None:
     assert again[0] is not again[1]
 
 
-def test_payloads_that_share_a_buffer_are_packed_as_they_are() -> None:
+def test_payloads_that_share_a_buffer_are_packed_unchanged() -> None:
     data = memoryview(b"..abc.de")
     payloads = Payloads(data, np.array([2, 6, 0]), np.array([5, 8, 0]))
     rows = StreamRows(pack([1, 2, 3]), pack([4, 5, 6]), payloads, pack([0] * 3), pack([1] * 3, "B"), pack([0] * 3))

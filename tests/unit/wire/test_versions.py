@@ -1,4 +1,4 @@
-"""Releases can mix: a client works with the answers of a newer server, and learns by name what a server lacks."""
+"""Releases can mix: a client accepts the answers of a newer server, and errors name what a server lacks."""
 
 from __future__ import annotations
 

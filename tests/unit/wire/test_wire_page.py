@@ -45,7 +45,7 @@ VECTORS: list[dict[str, Any]] = json.loads(TEXT.partition("```json")[2].partitio
 
 
 class ArrowZstd:
-    """zstd of pyarrow, which the tests have in any case."""
+    """zstd of pyarrow, which the tests have installed anyway."""
 
     def compress(self, data: Any) -> bytes:
         compressed: bytes = pa.Codec("zstd").compress(bytes(data), asbytes=True)
@@ -101,7 +101,7 @@ def test_second_decoder_reads_each_vector(vector: dict[str, Any]) -> None:
     assert decoded == {"headers": None, "body": None, **{k: v for k, v in vector.items() if k in decoded}}
 
 
-def test_pieces_and_compressed_vector_are_what_the_page_says() -> None:
+def test_pieces_and_compressed_vector_match_the_page() -> None:
     bodies = {vector["name"]: bytes.fromhex(vector["hex"])[12:] for vector in VECTORS}
     whole = bodies["REQUEST, first piece"] + bodies["REQUEST, last piece"]
     assert decode_map(whole) == {"topic": "jobs"}

@@ -1,6 +1,6 @@
 """A decoder of the native wire that was written from docs/wire.md and shares no code with Heapline.
 
-Its msgpack reader, too, is its own. Binary values become "bin:…" in hex and instants "time:…", so that a decoded frame
+It also has its own msgpack reader. Binary values become "bin:…" in hex and instants "time:…", so that a decoded frame
 can be compared with the page's JSON.
 """
 
@@ -81,7 +81,7 @@ class Reader:
 
 
 def decode_map(data: bytes) -> Any:
-    """Decode a body: one map, or nothing."""
+    """Decode a body: one map, or an empty body."""
     if not data:
         return None
     reader = Reader(data)

@@ -5,7 +5,7 @@ per partition, the journal from where that version ends to its durable end. Late
 same rows are returned again while others archive, compact or consume.
 
 Only rows and columns are chosen here; docs/spark-schema.md says what they mean. A job that needs few columns names
-them, because Spark cannot tell a Python source and columns that are not named are not decoded.
+them, because Spark does not tell a Python source, and columns that are not named are not decoded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A guard on a disk and a clock of its own, and a hasher that counts instead of burning."""
+"""A guard on its own disk and clock, and a hasher that counts calls instead of using CPU time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PASSWORD = "correct horse battery"
 
 
 class CountingHasher:
-    """As slow hashes go, a quick one; `verified` holds what was compared with what."""
+    """A fast substitute for the slow hash; `verified` lists the compared pairs."""
 
     def __init__(self) -> None:
         self.hashed = 0
@@ -58,11 +58,11 @@ class Rig:
         return self.disk.read_file(f"{DIRECTORY}/admin.key").decode().strip()
 
     def other_process(self) -> Rig:
-        """`heapline keys` on the same directory."""
+        """Another process on the same directory, like `heapline keys`."""
         return Rig(self.disk, self.clock)
 
     def key(self, *scopes: str) -> tuple[str, str]:
-        """Its id, and the whole key."""
+        """Create a key; return its id and the whole key."""
         record, secret = self.guard.keys.create("a key", scopes or ("*:consume",))
         return record.id, secret.reveal()
 

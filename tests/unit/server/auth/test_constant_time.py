@@ -34,7 +34,7 @@ async def test_known_key_is_compared_by_its_digest_in_constant_time(compared: li
     rig.hasher.verified.clear()
     await rig.guard.authenticate(key)
     assert compared == [True]
-    assert rig.hasher.verified == []  # and this comparison alone has let it in
+    assert rig.hasher.verified == []  # only this comparison admitted it
     compared.clear()
     with pytest.raises(Unauthenticated):
         await rig.guard.authenticate(key[:-1] + ("A" if key[-1] != "A" else "B"))

@@ -29,7 +29,7 @@ def lax_umask() -> object:
 
 
 @pytest.mark.usefixtures("lax_umask")
-async def test_first_start_makes_an_admin_key_that_only_its_owner_may_read(tmp_path: Path) -> None:
+async def test_first_start_creates_an_admin_key_that_only_its_owner_can_read(tmp_path: Path) -> None:
     guard = DirectoryGuard(tmp_path, hasher=QUICK)
     principal = await guard.authenticate(read_admin_key(tmp_path).reveal())
     for action in Right:
@@ -58,7 +58,7 @@ async def test_revoked_admin_key_stays_revoked_and_its_file_is_deleted() -> None
         await again.guard.authenticate(key)
 
 
-def test_deleted_admin_key_file_brings_no_second_admin_key() -> None:
+def test_deleting_the_admin_key_file_creates_no_second_admin_key() -> None:
     rig = Rig()
     rig.disk.unlink(f"{DIRECTORY}/admin.key")
     again = Rig(rig.disk)
@@ -66,7 +66,7 @@ def test_deleted_admin_key_file_brings_no_second_admin_key() -> None:
     assert len(again.guard.store.file.keys) == 1
 
 
-async def test_admin_key_file_that_outlived_its_store_opens_nothing() -> None:
+async def test_admin_key_file_without_its_store_is_rejected() -> None:
     rig = Rig()
     old = rig.admin_key
     rig.disk.unlink(f"{DIRECTORY}/auth.json")
@@ -105,9 +105,9 @@ def test_private_file_replaces_a_leftover_of_another_mode(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_argon2id_with_the_parameters_of_the_house() -> None:
+def test_argon2id_has_the_configured_parameters() -> None:
     stored = Argon2id().hash("secret")
     assert stored.startswith("$argon2id$v=19$m=19456,t=2,p=1$")
     assert Argon2id().verify(stored, "secret")
     assert not Argon2id().verify(stored, "other")
-    assert not Argon2id().verify("no hash at all", "secret")
+    assert not Argon2id().verify("not a hash", "secret")

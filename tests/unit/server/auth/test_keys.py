@@ -1,4 +1,4 @@
-"""API keys: recognized, revoked, and never worth an Argon2 too many."""
+"""API keys: recognized, revoked, and never worth more than one Argon2."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_concurrent_requests_with_one_new_key_cost_one_argon2() -> None:
     rig = Rig()
     _, key = rig.key()
     await asyncio.gather(*(rig.guard.authenticate(key) for _ in range(200)))
-    assert len(rig.hasher.verified) <= 2  # two may have been under way at once
+    assert len(rig.hasher.verified) <= 2  # two may have run at the same time
 
 
 async def test_many_valid_keys_are_accepted_after_a_restart() -> None:
@@ -73,7 +73,7 @@ async def test_wrong_secret_for_a_known_key_is_refused_and_leaves_the_key_known(
     assert len(rig.hasher.verified) == 2
 
 
-async def test_same_wrong_key_again_and_again_costs_one_argon2() -> None:
+async def test_repeated_wrong_key_costs_one_argon2() -> None:
     rig = Rig()
     key = wrong("0" * 16)
     for _ in range(100):
@@ -81,7 +81,7 @@ async def test_same_wrong_key_again_and_again_costs_one_argon2() -> None:
     assert len(rig.hasher.verified) == 1
 
 
-async def test_unknown_revoked_and_wrong_keys_cost_and_say_the_same() -> None:
+async def test_unknown_revoked_and_wrong_keys_cost_and_return_the_same() -> None:
     rig = Rig()
     key_id, _ = rig.key()
     revoked_id, revoked = rig.key()
@@ -96,7 +96,7 @@ async def test_unknown_revoked_and_wrong_keys_cost_and_say_the_same() -> None:
     assert len({text for text, _ in said}) == 1
 
 
-async def test_revoked_key_again_and_again_costs_one_argon2() -> None:
+async def test_repeated_revoked_key_costs_one_argon2() -> None:
     rig = Rig()
     key_id, key = rig.key()
     await rig.guard.authenticate(key)
@@ -120,7 +120,7 @@ async def test_guesses_at_one_id_are_bounded(known_id: bool) -> None:
         await rig.guard.authenticate(wrong(key_id))
 
 
-async def test_guesses_at_many_ids_are_bounded_and_verified_keys_do_not_notice() -> None:
+async def test_guesses_at_many_ids_are_bounded_and_do_not_affect_verified_keys() -> None:
     rig = Rig()
     _, key = rig.key()
     await rig.guard.authenticate(key)
@@ -143,7 +143,7 @@ async def test_attack_with_ten_thousand_ids_keeps_memory_bounded(monkeypatch: py
     assert len(ring._prover._throttle._buckets) == 20
 
 
-async def test_forgotten_key_is_proved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forgotten_key_is_verified_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys_module, "KNOWN_MAX", 1)
     rig = Rig()
     (_, first), (_, second) = rig.key(), rig.key()
@@ -185,7 +185,7 @@ async def test_key_revoked_by_another_process_is_rejected_at_first_use() -> None
     rig = Rig()
     key_id, key = rig.key()
     rig.other_process().guard.keys.revoke(key_id)
-    await refused(rig, key)  # in the same millisecond: a key that was not verified is looked up afresh
+    await refused(rig, key)  # in the same millisecond: a key that was not verified is looked up again
 
 
 async def test_key_revoked_during_argon2_is_rejected() -> None:
@@ -283,7 +283,7 @@ async def test_writing_the_last_use_never_loses_a_revocation() -> None:
     rig = Rig()
     key_id, key = rig.key()
     await rig.guard.authenticate(key)
-    rig.other_process().guard.keys.revoke(key_id)  # the server has not looked since
+    rig.other_process().guard.keys.revoke(key_id)  # the server has not checked since
     await rig.guard.close()
     record = rig.other_process().guard.store.file.keys[key_id]
     assert record.revoked_at is not None
@@ -303,7 +303,7 @@ async def test_last_use_that_cannot_be_written_fails_no_call() -> None:
     assert rig.other_process().guard.store.file.keys[key_id].last_used_at == rig.clock.wall_ms()
 
 
-async def test_scopes_of_a_key_decide_what_it_may_do() -> None:
+async def test_scopes_of_a_key_decide_its_rights() -> None:
     rig = Rig()
     _, key = rig.key("orders/*:produce", "jobs:consume")
     principal = await rig.guard.authenticate(key)

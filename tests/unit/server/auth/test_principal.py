@@ -1,4 +1,4 @@
-"""Scopes: what a pattern covers, and how it is written."""
+"""Scopes: the topics that a pattern covers, and how it is written."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_actions_do_not_include_one_another(action: Right) -> None:
     assert [other for other in Right if principal.may(other, "jobs")] == [action]
 
 
-def test_permission_denied_names_who_what_and_where() -> None:
+def test_permission_denied_names_subject_right_and_topic() -> None:
     principal = Principal("key:1", (parse_scope("orders/*:produce"),))
     principal.check(Right.PRODUCE, "orders/new")
     with pytest.raises(PermissionDenied) as caught:
@@ -102,7 +102,7 @@ async def test_no_auth_guard_accepts_every_caller() -> None:
 
 
 def test_names_that_no_topic_can_have_are_not_remembered() -> None:
-    """Each would be kept as long as the server runs, and may be as long as a request."""
+    """Each name would be kept as long as the server runs, and can be as long as a request."""
     scope = parse_scope("*:consume")
     before = principals._covers.cache_info().currsize
     for n in range(3):

@@ -26,7 +26,7 @@ def test_secret_is_shown_only_by_reveal() -> None:
     assert secret.reveal() == "hush"
 
 
-def test_reprs_hold_no_hash_and_no_signing_secret() -> None:
+def test_reprs_contain_no_hash_and_no_signing_secret() -> None:
     rig = Rig()
     rig.guard.users.add("ada@example.org", Secret(PASSWORD), ["*:admin"])
     file = rig.guard.store.file
@@ -49,7 +49,7 @@ async def test_no_secret_in_exceptions_or_logs(caplog: pytest.LogCaptureFixture)
     for credential in (key, token, token[:-2], new_key()[1].reveal(), key + "x", f"Bearer {key} {token}"):
         with pytest.raises(HeaplineError) as caught:
             await rig.guard.authenticate(credential)
-        # As a server would log it: the whole chain, without the source lines of this test.
+        # Log it as a server would: the whole chain, without the source lines of this test.
         told += [str(caught.value), repr(caught.value.facts()), repr(caught.value.__context__)]
     with pytest.raises(HeaplineError) as caught:
         rig.guard.keys.revoke(new_key()[1].reveal())
@@ -61,7 +61,7 @@ async def test_no_secret_in_exceptions_or_logs(caplog: pytest.LogCaptureFixture)
     everything = "\n".join(told)
     for hidden in (key.split("_", 2)[2], token.split(".")[2], PASSWORD, rig.admin_key.split("_", 2)[2]):
         assert hidden not in everything
-    assert "first admin key created" in caplog.text  # so that something was listened to
+    assert "first admin key created" in caplog.text  # proves that the log was captured
 
 
 async def test_no_secret_in_the_store() -> None:
@@ -74,7 +74,7 @@ async def test_no_secret_in_the_store() -> None:
     assert PASSWORD not in raw
 
 
-def test_keys_are_long_and_never_alike() -> None:
+def test_keys_are_long_and_unique() -> None:
     keys = {new_key()[1].reveal() for _ in range(200)}
     assert len(keys) == 200
     assert {len(key.split("_", 2)[2]) for key in keys} == {43}  # 256 bits in base64

@@ -1,4 +1,4 @@
-"""Keys in a document that several servers share: who sees a change, and when no caller is admitted."""
+"""Keys in a document that several servers share: which server sees a change, and when no caller is admitted."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.unit.server.auth.rig import DIRECTORY, CountingHasher, new_disk
 
 
 class Row:
-    """The row of a database."""
+    """The database row."""
 
     content: bytes | None = None
     is_away = False
 
 
 class FakeDocument:
-    """A server's view of the row: it follows it when it reads."""
+    """One server's view of the row, current as of its last read."""
 
     def __init__(self, row: Row) -> None:
         self._row = row
@@ -75,7 +75,7 @@ def test_nodes_derive_the_same_secrets(row: Row) -> None:
     assert Node(row).guard.secret("confirmation") == Node(row).guard.secret("confirmation")
 
 
-async def test_key_of_another_node_is_known_at_once_and_revoked_when_it_is_read(row: Row) -> None:
+async def test_key_of_another_node_is_known_immediately_and_revoked_on_read(row: Row) -> None:
     a, b = Node(row), Node(row)
     record, secret = a.guard.keys.create("worker", ["*:consume"])
     principal = await b.guard.authenticate(secret.reveal())
@@ -87,7 +87,7 @@ async def test_key_of_another_node_is_known_at_once_and_revoked_when_it_is_read(
         await b.guard.authenticate(secret.reveal())
 
 
-async def test_known_key_is_accepted_for_a_while_without_the_database_and_no_longer(row: Row) -> None:
+async def test_known_key_is_accepted_for_a_limited_time_without_the_database(row: Row) -> None:
     node = Node(row)
     _, secret = node.guard.keys.create("worker", ["*:consume"])
     principal = await node.guard.authenticate(secret.reveal())
@@ -105,19 +105,19 @@ async def test_new_key_cannot_be_checked_without_the_database(row: Row) -> None:
     a, b = Node(row), Node(row)
     _, secret = a.guard.keys.create("worker", ["*:consume"])
     row.is_away = True
-    for _ in range(100):  # an attempt that could not be made is not counted as a failed one
+    for _ in range(100):  # a verification that could not run is not counted as a failure
         with pytest.raises(UnavailableError):
             await b.guard.authenticate(secret.reveal())
     row.is_away = False
     await b.guard.authenticate(secret.reveal())
 
 
-async def test_callers_in_line_are_refused_together_when_the_document_is_too_old(row: Row) -> None:
+async def test_waiting_callers_are_refused_together_if_the_document_is_too_old(row: Row) -> None:
     node, answers = Node(row), asyncio.Semaphore(0)
     document = node.document
     tries = 0
 
-    async def read() -> None:  # takes its time and fails
+    async def read() -> None:  # is slow and fails
         nonlocal tries
         tries += 1
         await answers.acquire()
@@ -129,7 +129,7 @@ async def test_callers_in_line_are_refused_together_when_the_document_is_too_old
     logins = [asyncio.create_task(node.guard.login("ada@example.org", Secret("x" * 12))) for _ in range(50)]
     await asyncio.sleep(0)
     document.seconds = STALE_SECONDS + 0.1
-    for _ in range(2 * AT_ONCE):  # those that read
+    for _ in range(2 * AT_ONCE):  # the callers that read
         answers.release()
     async with asyncio.timeout(10):
         refused = await asyncio.gather(*calls, *logins, return_exceptions=True)
@@ -158,9 +158,7 @@ async def test_deleted_document_is_not_created_again_by_a_running_server(row: Ro
     assert row.content is None
 
 
-def test_state_that_is_loaded_in_two_threads_does_not_bring_back_a_revoked_key(
-    row: Row, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_in_two_threads_does_not_restore_a_revoked_key(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = Node(row), Node(row)
     record, _ = a.guard.keys.create("worker", ["*:consume"])
     b.document.read_blocking()  # the state without the revocation
@@ -176,7 +174,7 @@ def test_state_that_is_loaded_in_two_threads_does_not_bring_back_a_revoked_key(
     def decode_slowly(*args: Any) -> AuthFile:
         if not learning.ident:
             learning.start()
-            learning.join(0.3)  # longer than it takes, unless it waits for the state that is being loaded
+            learning.join(0.3)  # longer than a load takes, unless it waits for the state that is being loaded
         return decode(*args)
 
     monkeypatch.setattr("heapline.server.auth.shared_store.decode", decode_slowly)

@@ -27,7 +27,7 @@ def keys_of(disk: FakeDisk) -> Keys:
 
 
 def crash_at_every_step(prepare, act):  # type: ignore[no-untyped-def]
-    """For each step it could stop at: whether the act was answered, what it answered, the disk that came back."""
+    """Yield for each step it could stop at: whether the call was answered, its answer, and the disk after the crash."""
     for steps in range(1000):
         for seed in range(SEEDS):
             disk = new_disk()
@@ -71,7 +71,7 @@ def test_acknowledged_key_survives_a_crash_at_any_step() -> None:
         assert not answered or set(file.keys) == {answer[0].id}
 
 
-def test_first_start_cut_off_at_any_step_leaves_an_admin_key_that_opens() -> None:
+def test_first_start_interrupted_at_any_step_leaves_a_valid_admin_key() -> None:
     for _, _, disk in crash_at_every_step(lambda disk: disk, Rig):
         rig = Rig(disk)  # the next start
         key_id = rig.admin_key.split("_")[1]
@@ -80,7 +80,7 @@ def test_first_start_cut_off_at_any_step_leaves_an_admin_key_that_opens() -> Non
 
 
 @pytest.mark.parametrize("operation", ["create", "pwritev", "fdatasync", "rename"])
-def test_change_that_fails_is_not_true_in_memory_either(operation: str) -> None:
+def test_failed_change_is_not_kept_in_memory(operation: str) -> None:
     disk = new_disk()
     keys = keys_of(disk)
     record, _ = keys.create("a", ["*:consume"])
@@ -106,7 +106,7 @@ def test_two_writers_never_lose_each_others_change() -> None:
 
 def test_many_threads_on_a_real_directory_lose_nothing(tmp_path: Path) -> None:
     def work(name: str) -> None:
-        # A disk and a store of its own, as another process would have; flock tells them apart by descriptor.
+        # Its own disk and store, like another process; flock distinguishes them by descriptor.
         keys = Keys(DirectoryStore(PrivateDisk(), str(tmp_path), FakeClock()), CountingHasher())
         for n in range(5):
             keys.create(f"{name}-{n}", ["*:consume"])
@@ -134,7 +134,7 @@ def test_writer_waits_for_the_lock_and_gives_up_with_an_error(monkeypatch: pytes
     Keys(store, CountingHasher()).create("a", ["*:consume"])
 
 
-def test_store_follows_the_file_at_most_once_a_second() -> None:
+def test_store_checks_the_file_at_most_once_per_second() -> None:
     disk, clock = new_disk(), FakeClock()
     keys_of(disk).create("a", ["*:consume"])
     store = DirectoryStore(disk, DIRECTORY, clock)
@@ -150,7 +150,7 @@ def test_store_follows_the_file_at_most_once_a_second() -> None:
 
 
 @pytest.mark.parametrize("at", range(0, 400, 7))
-def test_flipped_bit_anywhere_is_found(at: int) -> None:
+def test_flipped_bit_anywhere_is_detected(at: int) -> None:
     disk = new_disk()
     keys_of(disk).create("a", ["*:consume"])
     raw = bytearray(disk.read_file(f"{DIRECTORY}/{FILE}"))

@@ -1,4 +1,4 @@
-"""Development certificates, and what TLS makes of them: handshakes in memory, without a socket."""
+"""Development certificates in TLS handshakes in memory, without a socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from heapline.server.auth.dev_certs import FILES, make_dev_certs
 from heapline.server.auth.tls import TlsFiles, load_pem, ssl_context
 from tests.unit.server.auth.rig import client_context
 
-NOW = SystemClock().wall_ms()  # OpenSSL asks the system's clock
+NOW = SystemClock().wall_ms()  # OpenSSL uses the system's clock
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def client_files(certs: Path) -> TlsFiles:
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "localhost") -> ssl.SSLObject:
-    """Pass bytes to and fro until both are content; the server's side says who came."""
+    """Exchange bytes until both sides are done; return the client's certificate as the server sees it."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     there = server.wrap_bio(to_server, to_client, server_side=True)
     here = client.wrap_bio(to_client, to_server, server_hostname=host)
@@ -59,7 +59,7 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "loc
     raise AssertionError("the handshake does not end")
 
 
-def test_files_are_for_their_owner_alone_and_hold_no_ca_key(certs: Path) -> None:
+def test_files_are_private_to_their_owner_and_contain_no_ca_key(certs: Path) -> None:
     assert sorted(path.name for path in certs.iterdir()) == sorted(FILES)
     assert {stat.S_IMODE(path.stat().st_mode) for path in certs.iterdir()} == {0o600}
     assert stat.S_IMODE(certs.stat().st_mode) == 0o700
@@ -84,7 +84,7 @@ def test_client_refuses_another_name_and_another_authority(certs: Path, stranger
             shake_hands(ssl_context(server_files(certs)), client_context(ca / "ca.crt"), host)
 
 
-def test_mtls_wants_a_client_certificate_of_its_authority(certs: Path, strangers: Path) -> None:
+def test_mtls_requires_a_client_certificate_of_its_authority(certs: Path, strangers: Path) -> None:
     server, ca = ssl_context(server_files(certs, mtls=True)), certs / "ca.crt"
     session = shake_hands(server, client_context(ca, client_files(certs)))
     assert session.getpeercert()
@@ -105,7 +105,7 @@ def test_leaf_cannot_sign_others(certs: Path) -> None:
         assert certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is is_ca
 
 
-def test_pem_parts_are_what_grpc_takes(certs: Path) -> None:
+def test_pem_parts_are_in_the_form_that_grpc_accepts(certs: Path) -> None:
     parts = load_pem(server_files(certs, mtls=True))
     assert parts.key.startswith(b"-----BEGIN PRIVATE KEY-----")
     assert parts.certificate == (certs / "server.crt").read_bytes()

@@ -36,7 +36,7 @@ async def refused(rig: Rig, token: str) -> None:
 
 
 def signed(rig: Rig, algorithm: str = "HS256", key: bytes | None = None, **changes: Any) -> str:
-    """A token as ours, but for what is changed; a claim of None is left out."""
+    """Return a token like ours, with changed claims; a claim of None is omitted."""
     now = rig.clock.wall_ms() // 1000
     claims = {"sub": EMAIL, "iat": now, "exp": now + 60, "jti": "x", "epoch": 1} | changes
     secret = key or bytes.fromhex(rig.guard.store.file.signing_secret)
@@ -71,7 +71,7 @@ async def test_token_expires_and_its_streams_end() -> None:
     assert not rig.guard.is_valid(principal)
 
 
-async def test_wrong_password_unknown_and_disabled_user_get_one_answer_at_one_cost() -> None:
+async def test_wrong_password_unknown_and_disabled_user_get_the_same_answer_at_the_same_cost() -> None:
     rig = with_user()
     rig.guard.users.add("out@example.org", Secret(PASSWORD), ["*:admin"])
     rig.guard.users.change("out@example.org", disabled=True)
@@ -116,7 +116,7 @@ async def test_changing_a_user_revokes_their_tokens_and_ends_streams(change: str
     rig = with_user()
     token = await login(rig)
     principal = await rig.guard.authenticate(token)
-    users = rig.other_process().guard.users  # by the command line
+    users = rig.other_process().guard.users  # from the command line
     if change == "disable":
         users.change(EMAIL, disabled=True)
     elif change == "password":
@@ -128,7 +128,7 @@ async def test_changing_a_user_revokes_their_tokens_and_ends_streams(change: str
     assert not rig.guard.is_valid(principal)
 
 
-async def test_enabled_again_does_not_revive_old_tokens() -> None:
+async def test_enabling_a_user_again_does_not_restore_old_tokens() -> None:
     rig = with_user()
     token = await login(rig)
     rig.guard.users.change(EMAIL, disabled=True)
@@ -151,7 +151,7 @@ async def test_user_disabled_during_argon2_gets_no_token() -> None:
 
 
 async def test_token_signed_with_the_secret_is_valid() -> None:
-    """So that the refusals below are for what they change."""
+    """The control for the tests below, which each change one claim."""
     rig = with_user()
     await rig.guard.authenticate(signed(rig))
 
@@ -166,7 +166,7 @@ async def test_token_signed_with_the_secret_is_valid() -> None:
     ids=str,
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::jwt.warnings.InsecureKeyLengthWarning")
-async def test_token_is_refused_with(changes: dict[str, Any]) -> None:
+async def test_invalid_token_is_refused(changes: dict[str, Any]) -> None:
     rig = with_user()
     await refused(rig, signed(rig, **changes))
 
@@ -194,7 +194,7 @@ async def test_token_with_another_body_under_its_signature_is_refused() -> None:
 
 @settings(max_examples=60)
 @given(st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1, max_size=200))
-async def test_garbage_is_refused_and_nothing_else_happens(text: str) -> None:
+async def test_garbage_token_is_refused_without_side_effects(text: str) -> None:
     with pytest.raises(Unauthenticated):
         await GARBAGE.guard.authenticate(f"Bearer {text}")
 
@@ -247,7 +247,7 @@ async def test_token_is_verified_once_and_ends_when_its_user_changes(
         await rig.guard.authenticate(f"Bearer {token}")
 
 
-async def test_known_token_runs_out() -> None:
+async def test_cached_token_expires() -> None:
     rig = Rig()
     rig.guard.users.add("ada@example.org", Secret(PASSWORD), ["*:consume"])
     token = (await rig.guard.login("ada@example.org", Secret(PASSWORD))).reveal()
@@ -258,7 +258,7 @@ async def test_known_token_runs_out() -> None:
             await rig.guard.authenticate(token)
 
 
-async def test_known_tokens_are_few_and_unverified_ones_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_token_cache_is_bounded_and_has_only_verified_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(users_module, "VERIFIED_MAX", 3)
     rig = Rig()
     rig.guard.users.add("ada@example.org", Secret(PASSWORD), ["*:consume"])

@@ -1,4 +1,4 @@
-"""Rows of metrics: series are bounded however many topics there are, and nothing is lost by that."""
+"""Rows of metrics: the number of series is bounded, and no count is lost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_topics_beyond_the_limit_are_summed_under_other() -> None:
     assert told["backlog"] == {("t0", "0"): 1, ("t1", "0"): 1, (OTHER, OTHER): 3}
     assert told["enqueued_total"][OTHER,] == 30
     assert sum(told["enqueue_latency_ms"][OTHER,].counts) == 3  # type: ignore[union-attr]
-    assert told["oldest_ready_age_seconds"][OTHER, OTHER] == 4  # the oldest of all, not a sum
+    assert told["oldest_ready_age_seconds"][OTHER, OTHER] == 4  # the maximum, not the sum
     assert told["topics"] == {(): 5}
 
 
@@ -62,12 +62,12 @@ def test_groups_beyond_the_limit_share_one_series() -> None:
     assert (told["followed", "g0"], told["followed", OTHER]) == (5, 15)
 
 
-def test_written_bytes_never_fall() -> None:
+def test_written_bytes_never_decrease() -> None:
     wal = WalBytes()
     assert wal.total([topic("a", written=10), topic("b", written=5)]) == 15
     assert wal.total([topic("a", written=12)]) == 17  # b was deleted
-    assert wal.total([topic("a", written=12), topic("b", written=1)]) == 18  # and made again
-    assert wal.total([topic("a", written=3)]) == 21  # a too, between two looks
+    assert wal.total([topic("a", written=12), topic("b", written=1)]) == 18  # and created again
+    assert wal.total([topic("a", written=3)]) == 21  # a too, between two reads
 
 
 def test_exposition_exceeds_opentelemetrys_default_series_limit() -> None:

@@ -1,4 +1,4 @@
-"""Lines of the log in both formats, and which one is chosen."""
+"""Log lines in both formats, and which format is chosen."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_secrets_are_removed_from_lines_and_tracebacks(format: str) -> None:
     assert "k" * 43 not in stream.getvalue()
 
 
-def test_usual_variable_names_the_collector_and_the_servers_own_is_stronger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_setting_for_the_collector_overrides_the_usual_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_settings().otlp_endpoint is None
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:4318")
     assert read_settings().otlp_endpoint == "http://a:4318"

@@ -1,4 +1,4 @@
-"""Observers of calls: each call counted once however it ends, and nothing breaks if it ends in a strange place."""
+"""Observers of calls: each call is counted once however it ends, even if it ends in another context."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_error_of_an_unknown_class_or_garbage_becomes_the_class_of_its_code() ->
 
 
 @pytest.mark.parametrize("send", ["send_response", "send_error", "send_end"])
-def test_second_answer_is_a_mistake_of_the_owner(send: str) -> None:
+def test_second_answer_raises_in_the_caller(send: str) -> None:
     client, server = connected()
     number = client.send_request(ENQUEUE, b"")
     to_server(client, server)
@@ -166,7 +166,7 @@ def test_call_over_the_window_is_refused_and_is_not_an_event() -> None:
     assert client.has_room(ENQUEUE)
 
 
-def test_waiting_calls_have_a_window_of_their_own() -> None:
+def test_waiting_calls_have_a_separate_window() -> None:
     client, server = connected(Windows(calls=1, waiting=2))
     numbers = [client.send_request(command, b"") for command in (POP, POP, POP, ENQUEUE)]
     assert not client.has_room(POP)
@@ -472,7 +472,7 @@ def test_any_received_byte_ends_the_silence() -> None:
     assert drain(server) != b""
 
 
-def test_late_tick_sends_ping_before_it_gives_up() -> None:
+def test_late_tick_sends_ping_before_it_closes() -> None:
     _, server = connected()
     server.tick(0.0)
     server.tick(1000.0)

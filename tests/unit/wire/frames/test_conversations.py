@@ -1,4 +1,4 @@
-"""Any conversation, cut anywhere, gives the same events, and every request gets exactly one answer.
+"""A conversation cut anywhere gives the same events, and every request gets exactly one answer.
 
 Frames are limited to 64 bytes here, so that short conversations have bodies in pieces.
 """
@@ -86,7 +86,7 @@ ACTIONS = st.one_of(
 
 
 def client_bytes(actions: list[Any]) -> bytes:
-    """Return the bytes of a client that does these things, some of which are violations."""
+    """Return the bytes of a client that takes these actions, some of which are violations."""
     client, _ = connected(compressions=ZLIB)
     data = b""
     for name, *values in actions:
@@ -188,7 +188,7 @@ class Connection(RuleBasedStateMachine):
         self.windows = windows
         self.up, self.down = b"", b""  # bytes on their way
         self.sent: dict[int, bytes] = {}
-        self.unsent: set[int] = set()  # cancelled before they were sent
+        self.unsent: set[int] = set()  # cancelled before it was sent
         self.running: dict[int, int] = {}  # at the server, with items sent
         self.items: dict[int, list[bytes]] = {}
         self.answers: Counter[int] = Counter()

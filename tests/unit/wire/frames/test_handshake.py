@@ -1,4 +1,4 @@
-"""HELLO and WELCOME: what is agreed, who is refused, and what can be sent before it."""
+"""HELLO and WELCOME: what is agreed, which peers are refused, and what can be sent before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def hello(**fields: Any) -> bytes:
 
 
 def refusal_of(data: bytes) -> str:
-    """Return the text of the GOAWAY that a fresh server answers."""
+    """Return the text of the GOAWAY with which a new server answers."""
     server = ServerFrames()
     with pytest.raises(ProtocolError) as raised:
         server.receive(data)
@@ -151,7 +151,7 @@ def test_client_refuses_a_peer_that_is_not_a_server(data: bytes, words: str) -> 
         client.receive(data)
 
 
-def test_client_learns_why_the_server_ends_the_handshake() -> None:
+def test_client_receives_the_reason_why_the_handshake_failed() -> None:
     client, server = ClientFrames(compressions={}), ServerFrames()
     drain(client)
     with pytest.raises(ProtocolError):
@@ -162,7 +162,7 @@ def test_client_learns_why_the_server_ends_the_handshake() -> None:
     assert "versions 7 to 7" in goaway.text
 
 
-def test_request_before_welcome_is_a_mistake_of_the_owner() -> None:
+def test_request_before_welcome_raises_in_the_caller() -> None:
     with pytest.raises(RuntimeError, match="WELCOME has not arrived"):
         ClientFrames().send_request(1, b"")
     with pytest.raises(RuntimeError, match="HELLO has not arrived"):

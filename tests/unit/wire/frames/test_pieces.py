@@ -116,7 +116,7 @@ def test_credit_waits_for_its_large_request() -> None:
     assert server.credits(number) == 3
 
 
-def test_sender_keeps_to_the_number_of_incomplete_bodies_that_the_peer_accepts() -> None:
+def test_sender_respects_the_peer_s_number_of_incomplete_bodies() -> None:
     client, server = connected(Windows(bodies=2))
     for _ in range(5):
         client.send_request(ENQUEUE, bytes(MIB))
@@ -129,7 +129,7 @@ def test_sender_keeps_to_the_number_of_incomplete_bodies_that_the_peer_accepts()
     assert server.in_progress == 5
 
 
-def test_sender_keeps_to_the_bytes_of_incomplete_bodies_that_the_peer_accepts() -> None:
+def test_sender_respects_the_peer_s_bytes_of_incomplete_bodies() -> None:
     client, server = connected(Windows(body_bytes=MIB, bodies_bytes=2 * MIB))
     for _ in range(5):
         client.send_request(ENQUEUE, bytes(MIB))
