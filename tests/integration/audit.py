@@ -1,7 +1,7 @@
-"""A second opinion on a topic with one partition: its whole log, played through by the simplest model there is.
+"""Verify a topic with one partition independently: replay its whole log with the simplest possible model.
 
-Every event must fit the state before it, pops must take the best first, timers must not be early, and at the end the
-model must agree with the engine. Nothing of heapline.core is used: what is true of the queue must be true of the data.
+Every event must be valid in the state before it, pops must take the best first, timers must not be early, and at the
+end the model must agree with the engine. This module uses nothing of heapline.core.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class LogAudit:
     def _end(self, event: Any, how: str) -> list[int]:
         ids: list[int] = event.columns["ids"].tolist()
         for id, token in zip(ids, event.columns["tokens"].tolist(), strict=True):
-            assert self.leased.pop(id)[0] == token, f"{how} of message {id} with a token that is not its lease's"
+            assert self.leased.pop(id)[0] == token, f"{how} of message {id} with a token that is not that of its lease"
             self.happened.add((how, id, token))
         return ids
 
@@ -104,7 +104,7 @@ class LogAudit:
     def _dead_lettered(self, event: Any, _: int) -> None:
         for id in event.columns["ids"].tolist():
             token, _ = self.leased.pop(id)
-            # A nack past the last retry is recorded as this alone, as is a burial.
+            # A nack past the last retry is recorded only as this, and so is a burial.
             self.happened |= {("bury", id, token), ("nack", id, token)}
             self.dead.add(id)
 
@@ -114,7 +114,7 @@ class LogAudit:
             self._wait(id, due)
 
     def has(self, id: int) -> str:
-        """Where a message is."""
+        """Return the message's state."""
         if id in self.leased:
             return "leased"
         if id in self.delayed:

@@ -1,4 +1,4 @@
-"""A client whose connection to a rig's server can be cut, and the question whether anything of it is left there."""
+"""A client whose connection to a rig's server can be cut, and a check that the server keeps nothing of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Cuttable:
         return stats.ready, stats.leased
 
     async def settled(self) -> None:
-        """The server has noticed the cut, and given back what it had not handed over."""
+        """Wait until the server has noticed the cut and released what it had not sent."""
 
         async def noticed() -> bool:
             return self.rig.server.gate.requests_open <= self._calls and not self.rig.server.dispatcher._returns
@@ -41,7 +41,7 @@ class Cuttable:
         await until(noticed)
 
     async def nothing_is_left(self) -> None:
-        """The server has forgotten its client: no task, no waiting pop, no connection."""
+        """Check that the server has forgotten its client: no task, no waiting pop, no connection."""
         await self.client.close()
 
         async def gone() -> bool:
@@ -63,5 +63,5 @@ async def fill(rig: Rig, count: int, size: int = 10) -> None:
 
 
 async def answered(proxy: Proxy) -> None:
-    """The server has answered, and the client has not got it."""
+    """Wait until the server has answered and the client has not received it."""
     await asyncio.wait_for(proxy.taken.wait(), 20)

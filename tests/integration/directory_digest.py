@@ -1,8 +1,8 @@
-"""A data directory with everything in it, and a digest of all that can be known of it: what must survive.
+"""A data directory with every kind of content, and a digest of everything that must survive in it.
 
-`fill` brings about every state and every kind of event, in fixed time and with fixed chance, so that each call makes
-the same directory. `digest` takes the directory's content out through the public contract alone (it pops what is
-ready, so it is the last thing to do with a broker). Used by the corruption tests and by the format fixture.
+`fill` produces every state and every kind of event, with fixed time and fixed randomness, so that each call creates
+the same directory. `digest` reads the directory's content through the public contract alone (it pops what is
+ready, so call it last). Used by the corruption tests and by the format fixture.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tests.integration.ram import InlineIo, RamDisk
 
 START = 1_767_225_600_000  # 2026-01-01 00:00 UTC, in ms
 HOUR = 3600.0
-#: No background work of its own accord: snapshots and reclaiming happen when `fill` says so.
+#: No automatic background work: snapshots and reclaiming happen when `fill` calls them.
 STILL = BrokerConfig(spare_segment_bytes=0, reclaim_interval=HOUR, snapshot_interval=HOUR, rewrite_below=0.9)
 
 
 class FixedClock:
-    """Time that moves only when told."""
+    """A clock that moves only when advanced."""
 
     def __init__(self, now: int = START) -> None:
         self.now = now
@@ -58,7 +58,7 @@ def payload(number: int, length: int) -> bytes:
 
 
 class Filler:
-    """Fills one topic; remembers the id of every message, whatever became of it."""
+    """Fills one topic; remembers the id of every message, even of removed ones."""
 
     def __init__(self, hl: EmbeddedBroker, clock: FixedClock, topic: str) -> None:
         self.hl, self.clock, self.topic = hl, clock, topic
@@ -76,7 +76,7 @@ class Filler:
         return ids
 
     async def tick(self, seconds: float) -> None:
-        """Let time pass, and what it brings about happen."""
+        """Let time pass, and wait until everything that became due has happened."""
         self.clock.advance(seconds)
         await self.hl.stats(self.topic)
 
@@ -97,9 +97,9 @@ class Filler:
         self.ids.append(numbered.id)
 
     async def work(self) -> None:
-        """Leases that end in every way there is."""
+        """Leases that end in every possible way."""
         hl = self.hl
-        await self.tick(4.0)  # fires the short delays, ends the short lives
+        await self.tick(4.0)  # fires the short delays, ends the short ttls
         held = await hl.pop(self.topic, 24, visibility=20.0, holder="worker-1")
         await hl.ack(held[:8])
         await hl.nack(held[8:11], backoff=600.0, reason="downstream said no")
@@ -135,7 +135,7 @@ async def known(hl: EmbeddedBroker, topic: str, ids: Sequence[int]) -> dict[int,
 
 
 async def digest(hl: EmbeddedBroker, topic: str, ids: Sequence[int]) -> dict[str, Any]:
-    """Everything that can be known of a topic, as plain values. Pops what is ready."""
+    """Return everything visible of a topic as plain values. Pops what is ready."""
     stats = await hl.stats(topic)
     popped = []
     if not stats.paused:
@@ -165,5 +165,5 @@ def _told(info: heapline.MessageInfo) -> dict[str, Any]:
 
 
 def shown(data: bytes) -> str:
-    """A payload in few characters, no two alike."""
+    """Return a short, unique description of a payload."""
     return f"{len(data)}:{blake2b(data, digest_size=8).hexdigest()}"

@@ -1,8 +1,8 @@
-"""What a killed process said, held against the queue's promises. `Evidence` reads killer.py's side file, line by line.
+"""Check the record of a killed process against the queue's promises. `Evidence` reads killer.py's side file by line.
 
-What has a "done" line was answered and must hold for ever; what has only a "begin" may have happened or not. Each
-check is named for the promise that it guards; a broken one raises AssertionError with the facts. Knows only what was
-said, nothing of files; `LogAudit` (audit.py) looks at the journal itself.
+A call with a "done" line was answered and must hold forever; one with only a "begin" may have happened or not. Each
+check is named for its promise; a broken one raises AssertionError with the facts. It reads only the record,
+no files; `LogAudit` (audit.py) reads the journal itself.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Lease:
 @dataclass
 class Batch:
     size: int
-    not_before: int  # wall ms: no message of it may be handed out earlier
+    not_before: int  # wall ms: no message of it may be delivered earlier
     ids: list[int] | None = None  # once answered
     seen: set[str] = field(default_factory=set)
 
 
 @dataclass
 class Said:
-    """All that is known of one topic from what was said of it."""
+    """Everything known of one topic from the record."""
 
     batches: dict[str, Batch] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)  # the last one of each message
@@ -50,7 +50,7 @@ class Said:
 
     @property
     def must_live(self) -> list[int]:
-        """Enqueues that were answered and whose ack no worker began."""
+        """Enqueues that were answered and whose ack no worker has begun."""
         return [id for id in self.enqueued if id not in self.ack_begun]
 
 
@@ -63,11 +63,11 @@ class Evidence:
         self.answered: Counter[str] = Counter()
 
     def take_in(self) -> None:
-        """Read what was said since the last time."""
+        """Read what was recorded since the last call."""
         with self._path.open("rb") as file:
             file.seek(self._read)
             for line in file:
-                assert line.endswith(b"\n"), "a line was cut: it was not written by one write"
+                assert line.endswith(b"\n"), "incomplete line: it was not written by one write"
                 self._read += len(line)
                 self._take(*json.loads(line))
 
@@ -101,13 +101,13 @@ class Evidence:
         order = [(priority, id) for id, _, _, priority, *_ in rows]
         assert order == sorted(order), f"a pop is out of order: {order}"
         for id, token, attempts, _, deadline, granted, tag in rows:
-            assert id not in said.acked, f"NoAckedComesBack: message {id} was acked and is handed out again"
+            assert id not in said.acked, f"NoAckedComesBack: message {id} was acked and is delivered again"
             self._single_lease(said, id, token, attempts, granted)
             said.leases[id] = Lease(token, attempts, deadline)
             batch = said.batches[tag.rpartition(".")[0]]
             batch.seen.add(tag)
-            assert at >= batch.not_before, f"NeverEarly: {tag} was handed out {batch.not_before - at} ms early"
-            assert batch.ids is None or id in batch.ids, f"{tag} came with another id than was answered"
+            assert at >= batch.not_before, f"NeverEarly: {tag} was delivered {batch.not_before - at} ms early"
+            assert batch.ids is None or id in batch.ids, f"{tag} was delivered with another id than was answered"
 
     def _single_lease(self, said: Said, id: int, token: int, attempts: int, granted: int) -> None:
         before = said.leases.get(id)
@@ -135,7 +135,7 @@ class Evidence:
                     said.acked[id] = token
 
     def check_batches_drained(self, topic: str) -> None:
-        """After everything was popped to the end: of each batch, answered or not, all messages were seen, or none."""
+        """After everything was popped: of each batch, answered or not, all messages were seen, or none."""
         for name, batch in self.topics[topic].batches.items():
             assert len(batch.seen) in (0, batch.size), f"BatchAllOrNothing: {len(batch.seen)} of {batch.size} in {name}"
             assert batch.seen or batch.ids is None, f"NoLostMessage: answered batch {name} was never seen"

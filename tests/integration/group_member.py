@@ -1,6 +1,6 @@
-"""One member of a group as a process of its own: `python -m tests.integration.group_member TARGET NAME LOG SECONDS`.
+"""One member of a group as a separate process: `python -m tests.integration.group_member TARGET NAME LOG SECONDS`.
 
-Writes down what it does before and after it does it, by the machine's monotonic clock, and works until it is killed.
+Records each action before and after it, by the machine's monotonic clock, and works until it is killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server whose callers are the keys and users of a real directory, with its clock moved by hand."""
+"""A server whose callers are the keys and users of a real directory, with a clock that tests advance."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class GuardedRig(Rig):
         return await self.http.request(method, path, headers=headers, **options)
 
     async def token(self, *scopes: str) -> str:
-        """Of a user who is made if he is not there."""
+        """Log in as a user, who is created if missing."""
         if EMAIL not in self.guard.store.file.users:
             self.guard.users.add(EMAIL, Secret(PASSWORD), scopes or ("*:produce,consume,admin",))
         return (await self.guard.login(EMAIL, Secret(PASSWORD))).reveal()
 
     def other_process(self) -> DirectoryGuard:
-        """`heapline keys` on the same directory."""
+        """Another process on the same directory, like `heapline keys`."""
         return DirectoryGuard(self.directory, clock=self.auth_clock, hasher=self.hasher)
 
     async def as_admin(self, act: Callable[[RawGrpc], Awaitable[T]]) -> T:
@@ -66,6 +66,6 @@ class GuardedRig(Rig):
             return await act(broker)
 
     async def restart(self) -> None:
-        """The server alone; the guard stays."""
+        """Restart the server alone; the guard stays."""
         await Rig.stop(self)
         await Rig.start(self)

@@ -33,7 +33,7 @@ class HttpRig(Rig):
         assert (await self.post("heaps", {"topic": topic, **self.small, **settings})).status_code == 201
 
     async def raw(self, data: bytes, ends: bool = False) -> bytes:
-        """What the port answers to these very bytes, until it closes the connection or says no more for a while."""
+        """Send exactly these bytes; return the response until the connection closes or is silent for a while."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.http_port)
         try:
             writer.write(data)

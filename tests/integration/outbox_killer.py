@@ -1,9 +1,9 @@
-"""Kills writers and relays of an outbox with SIGKILL, over and over, and counts what came of each transaction.
+"""Kill writers and relays of an outbox with SIGKILL repeatedly, and count the outcome of each transaction.
 
 Run as a program: `python -m tests.integration.outbox_killer DIRECTORY directory|server KILLS SEED`. The parent stays
-without threads and event loops while it forks, so that a child starts in a moment and dies somewhere interesting. A
-transaction writes orders and their messages together; the orders that are in the database at the end are the truth.
-In the setting "directory" the relay is the broker too and both die at once; in "server" the broker lives on.
+without threads and event loops while it forks, so that a child starts quickly and dies at an interesting point. A
+transaction writes orders and their messages together; the orders in the database at the end are the truth.
+In the setting "directory" the relay is also the broker and both die together; in "server" the broker survives.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def engine_of(directory: Path) -> Engine:
 
 
 def write(directory: Path, seed: int) -> None:
-    """Transactions without end; some of them roll back."""
+    """Endless transactions; some of them roll back."""
     rng = random.Random(seed)
     engine = engine_of(directory)
     for number in range(1 << 30):
@@ -103,12 +103,12 @@ def fork(work: Callable[..., None], *args: Any) -> int:
         except BaseException as error:
             print(f"{work.__name__} ended: {error!r}", file=sys.stderr, flush=True)
         finally:
-            os._exit(1)  # nothing here ends by itself
+            os._exit(1)  # no process here ends without being killed
     return pid
 
 
 def kill(pid: int) -> bool:
-    """Whether it was alive until now."""
+    """Return whether it was alive until now."""
     os.kill(pid, signal.SIGKILL)
     return os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
 
@@ -139,7 +139,7 @@ def main(directory: Path, setting: str, kills: int, seed: int) -> dict[str, Any]
 
 
 def kill_many(directory: Path, to: str | None, kills: int, rng: random.Random) -> tuple[int, int]:
-    """Children are born and killed; how many of them were alive until then, and left claimed rows behind."""
+    """Start and kill children; return how many were alive until then and left claimed rows."""
     count = 1 if to is None else 2  # one process has a directory open; over a network several relays run
     children: list[tuple[int, bool]] = []
     alive = in_doubt = 0
@@ -159,7 +159,7 @@ def kill_many(directory: Path, to: str | None, kills: int, rng: random.Random) -
 
 
 def claimed(directory: Path) -> int:
-    """Rows that some lane has claimed and not settled. By hand: the parent keeps no engine while it forks."""
+    """Return rows that a lane has claimed and not settled. Plain SQL: the parent keeps no engine while it forks."""
     connection = sqlite3.connect(f"file:{directory}/app.db?mode=ro", uri=True)
     try:
         return int(connection.execute("SELECT count(lane) FROM heapline_outbox").fetchone()[0])
@@ -168,7 +168,7 @@ def claimed(directory: Path) -> int:
 
 
 async def relay_all(engine: Engine, broker: Any) -> int:
-    """Relay until nothing is left; how many rows are refused. What a try had to put off is tried again for a minute."""
+    """Relay until nothing is left; return how many rows are refused. Postponed rows are retried for a minute."""
     until = time.monotonic() + 60
     async with outbox.OutboxRelay(engine, broker, lease=-1) as relay:
         while True:

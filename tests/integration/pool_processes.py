@@ -20,7 +20,7 @@ from tests.integration.nats_rig import Servers, pause, until
 
 ROOT = Path(__file__).parents[2]
 TAIL = 64 << 10
-FRESH = 2.0  # seconds; an older sample says nothing about the present
+FRESH = 2.0  # seconds; an older sample proves nothing about now
 
 
 class Worker:

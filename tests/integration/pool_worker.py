@@ -74,7 +74,7 @@ class Recorder(NoMetrics):
 
 
 def print_tasks() -> None:
-    """Log what every task waits for, for a test that waits in vain."""
+    """Log what every task waits for, for a test that timed out."""
     for task in asyncio.all_tasks():
         task.print_stack()
 

@@ -1,8 +1,8 @@
-"""A TCP proxy between a client and a server that misbehaves when told to: it stalls, cuts, or cuts in mid-frame.
+"""A TCP proxy between a client and a server that misbehaves on request: it stalls, cuts, or cuts in mid-frame.
 
-Bytes go through as they come. `cut()` ends all connections at once, with a reset; `cut_after(n)` lets so many more
-bytes of the answers through and then cuts, wherever in a frame that is; `stall()` stops reading from the server, so
-that its answers back up as they do behind a client that does not read, until `flow()`; `hold()` takes the answers in
+Bytes are passed on as they arrive. `cut()` ends all connections immediately, with a reset; `cut_after(n)` passes n more
+bytes of the responses and then cuts, wherever in a frame that is; `stall()` stops reading from the server, so
+that its responses back up as if the client did not read, until `flow()`; `hold()` reads the responses
 and keeps them; `vanish()` drops everything in both directions without closing anything.
 """
 
@@ -34,9 +34,9 @@ class Proxy:
         self._flowing.set()
         self._held = asyncio.Event()
         self._held.set()
-        self._left: int | None = None  # bytes of answers until the cut
+        self._left: int | None = None  # bytes of responses until the cut
         self._vanished = False
-        self.answered = 0  # bytes that went to the client
+        self.answered = 0  # bytes that were sent to the client
         self.taken = asyncio.Event()  # something is being kept from the client
 
     async def __aenter__(self) -> Proxy:
@@ -63,10 +63,10 @@ class Proxy:
         return len(self._writers) // 2
 
     def cut(self) -> None:
-        """Both sides see a reset: what is in the buffers is gone."""
+        """Both sides see a reset: buffered bytes are lost."""
         for writer in list(self._writers):
             plug = writer.get_extra_info("socket")
-            if plug.fileno() >= 0:  # else it is closed already
+            if plug.fileno() >= 0:  # otherwise it is closed already
                 plug.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
         for link in self._links:
@@ -132,7 +132,7 @@ class Proxy:
                 await writer.drain()
                 self.answered += len(data)
                 if self._left is not None and self._left <= 0:
-                    break  # the client gets what was let through, and then the end
+                    break  # the client gets what was passed on, and then the end
             self._left = None
             self._end()
 

@@ -1,6 +1,6 @@
-"""A disk in memory that is quick to copy, and blocking work done at once: for tests that open hundreds of directories.
+"""A disk in memory that is fast to copy, and blocking work done immediately: for tests that open many directories.
 
-It loses nothing and fails nothing; for disks that do, see heapline.testing. A copy shares all bytes with its original
+It loses nothing and never fails; for disks that do, see heapline.testing. A copy shares all bytes with its original
 until one of them writes.
 """
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class _Content:
-    """What is in a file, whatever its name; shared between disks as long as it is `bytes`."""
+    """The content of a file, whatever its name; shared between disks as long as it is `bytes`."""
 
     def __init__(self, data: bytes | bytearray = b"") -> None:
         self.data = data
@@ -158,7 +158,7 @@ class RamDisk:
 
 
 class InlineIo(Io):
-    """An `Io` that does everything at once, in the one thread there is."""
+    """An `Io` that runs everything immediately, in the only thread."""
 
     def run(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()

@@ -75,7 +75,7 @@ async def _write(call: Any, messages: Any) -> None:
 
 
 def _status(call: Any) -> list[HeaplineError]:
-    """The status of a call that has just ended, unless gRPC has replaced it."""
+    """Return the status of a call that has just ended, unless gRPC has replaced it."""
     code, trailers, details = (_result(f()) for f in (call.code, call.trailing_metadata, call.details))
     if details == BROKEN_WRITE or code is grpc.StatusCode.OK:
         return []
@@ -83,7 +83,7 @@ def _status(call: Any) -> list[HeaplineError]:
 
 
 def _result(coroutine: Any) -> Any:
-    """What a coroutine returns that has nothing to wait for."""
+    """Return the result of a coroutine that does not wait."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -103,7 +103,7 @@ async def _ended(error: grpc.aio.AioRpcError, statuses: list[HeaplineError]) -> 
 
 
 class RawGrpc(Broker):
-    """A broker over gRPC. Destructive calls are confirmed at once."""
+    """A broker over gRPC. Destructive calls are confirmed automatically."""
 
     def __init__(
         self, target: str, credential: str | None = None, timeout: float | None = None, tls: Any = None
@@ -152,7 +152,7 @@ class RawGrpc(Broker):
 
 
 class GrpcBroker(Transport):
-    """The same as a transport: pops have request ids, and those of callers that give up are returned."""
+    """Like a transport: pops have request ids, and those of cancelled callers are returned."""
 
     def __init__(self, target: str, credential: str | None = None) -> None:
         super().__init__()

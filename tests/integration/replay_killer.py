@@ -2,8 +2,8 @@
 
     python -m tests.integration.replay_killer DIRECTORY SIDE_FILE
 
-It says "open" when the directory is open, and ends by itself when both are done. Batches are small, so that there are
-many places to be killed at.
+It prints "open" when the directory is open, and exits when both are done. Batches are small, so that there are
+many points at which it can be killed.
 """
 
 from __future__ import annotations

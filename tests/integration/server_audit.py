@@ -1,7 +1,7 @@
-"""The log of a server's topics, held against the record of its clients (server_load.py).
+"""Check the log of a server's topics against the record of its clients (server_load.py).
 
-`BatchAudit` plays a partition's log through as audit.py does, with prepared batches. `check_record` then asks whether
-all that was answered stands there, once, and to whom each lease went.
+`BatchAudit` replays a partition's log as audit.py does, with prepared batches. `check_record` then checks that
+everything that was answered is in it once, and which client each lease was granted to.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def check_enqueued(record: Record, topic: str, ids: dict[str, list[int]]) -> Non
         there = [tag for tag in group.tags if tag in ids]
         assert len(there) in (0, len(group.tags)), f"{len(there)} of {len(group.tags)} messages of one call are there"
         assert there or not group.answered, f"answered and not in the log: {group.tags}"
-        assert not there or not group.dropped, f"aborted and all the same in the log: {group.tags}"
+        assert not there or not group.dropped, f"aborted but in the log: {group.tags}"
         for tag in there if group.answered else ():
-            assert record.ids[tag] == (topic, ids[tag][0]), f"{tag} was answered with another id than the log has"
+            assert record.ids[tag] == (topic, ids[tag][0]), f"{tag} was answered with another id than in the log"
 
 
 def lives(audits: dict[str, list[BatchAudit]]) -> Counter[str]:

@@ -1,9 +1,9 @@
-"""Clients of a server that dies and comes back, and their own record of what it answered.
+"""Clients of a server that is killed and restarted, and their own record of its answers.
 
-Each client goes on for ever: a call that finds no server is repeated on the next one, if repeating is safe (numbers,
-idempotency keys, request ids, batches), and left in doubt if not. What is in `Record` as answered was answered; the
-server may have done more than that, never less. It does not know processes: `Link` receives the server's address.
-Commands go over the native wire, and PopStream, which only gRPC has, over a connection of its own.
+Each client runs forever: a call that finds no server is repeated on the next one, if repeating is safe (numbers,
+idempotency keys, request ids, batches), and left in doubt if not. Calls that `Record` has as answered were answered;
+the server may have done more than that, never less. Clients do not know processes: `Link` has the server's address.
+Commands use the native wire, and PopStream, which only gRPC has, a separate connection.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ T = TypeVar("T")
 JOBS, MAILS = "jobs", "mails"
 TOPICS: dict[str, dict[str, Any]] = {JOBS: {"partitions": 1}, MAILS: {"partitions": 3}}
 PATIENCE = 60.0
-WAITING_MAX = 400  # producers rest above this, so that messages are also seen to the end
+WAITING_MAX = 400  # producers pause above this, so that messages are also processed to the end
 REPEATABLE = 100  # numbers that a producer keeps open for repeats
 
 
 class Link:
-    """Where the server is; None while there is none. `streams` is the same server over gRPC."""
+    """The server's address; None while there is none. `streams` is the same server over gRPC."""
 
     def __init__(self) -> None:
         self.broker: Broker | None = None
@@ -76,7 +76,7 @@ class Link:
 
 @dataclass
 class Group:
-    """Messages that go in together, or not at all."""
+    """Messages that are enqueued together, or not at all."""
 
     topic: str
     tags: list[str]
@@ -107,13 +107,13 @@ class Record:
 
     def repeated(self, group: Group, results: list[Enqueued]) -> None:
         self.counts["repeats refused"] += len(results)
-        assert all(r.duplicate for r in results), f"{group.tags} went in again"
+        assert all(r.duplicate for r in results), f"{group.tags} was enqueued again"
         self.enqueued(group, results)
 
     def popped(self, messages: list[Message], holder: str) -> None:
         self.counts["delivered"] += len(messages)
         for m in messages:
-            # A lease may be read late, when it has run out and the next holder has acked. Tokens tell which came first.
+            # A lease may be read late, when it has expired and the next holder has acked. Tokens show the order.
             acked = self.acked.get((m.topic, m.id))
             assert acked is None or m.token < acked, f"message {m.id} was acked under {acked}, now it has {m.token}"
             first = self.delivered.setdefault((m.topic, m.id, m.token), holder)
@@ -144,7 +144,7 @@ class Client:
         return [Outgoing(tag.encode() + b" " + pad, self.draw.randrange(9), **options) for tag in tags]
 
     async def rest(self, topic: str) -> None:
-        """Until there is room for more."""
+        """Wait until there is space for more."""
         while not self.stopping:
             stats = await self.link.until_answered(lambda broker: broker.stats(topic))
             if stats.ready + stats.delayed < WAITING_MAX:
@@ -153,7 +153,7 @@ class Client:
 
 
 class PlainProducer(Client):
-    """Sends a batch once: if the answer is lost, it may be there or not, but whole."""
+    """Sends a batch once: if the response is lost, it may be stored or not, but completely."""
 
     async def step(self) -> None:
         await self.rest(topic := self.topic())
@@ -168,7 +168,7 @@ class PlainProducer(Client):
 
 
 class KeyedProducer(Client):
-    """Sends under idempotency keys until there is an answer, and some once more after it."""
+    """Sends under idempotency keys until answered, and repeats some afterwards."""
 
     async def step(self) -> None:
         await self.rest(topic := self.topic())
@@ -184,7 +184,7 @@ class KeyedProducer(Client):
 
 
 class NumberedProducer(Client):
-    """Sends under numbers until there is an answer, and some once more after it."""
+    """Sends under numbers until answered, and repeats some afterwards."""
 
     async def run(self) -> None:
         self.one = self.topic()
@@ -216,7 +216,7 @@ class Batcher(Client):
         tags = self.tags(12)
         batch_id = tags[0]
         groups = [self.record.asks(JOBS, tags[:5]), self.record.asks(MAILS, tags[5:9])]
-        lost = self.record.asks(JOBS, tags[9:])  # a part that is not named when the batch is committed
+        lost = self.record.asks(JOBS, tags[9:])  # a part that is not named in the commit
         share = {g.topic: self.messages(g.tags) for g in groups}
         rest = self.messages(lost.tags)
         first = await self.link.until_answered(lambda broker: broker.prepare_batch(batch_id, "a", share))
@@ -236,7 +236,7 @@ class Batcher(Client):
 
 
 class Consumer(Client):
-    """Pops, under a request id or not, and ends what it got in one of the ways there are."""
+    """Pops, with or without a request id, and ends the leases in one of the possible ways."""
 
     async def step(self) -> None:
         topic, visibility = self.topic(), self.draw.choice([0.3, 1.0, 2.0])
@@ -262,7 +262,7 @@ class Consumer(Client):
             await self.carry_out("extend", popped)
             how = "ack"
         if self.draw.random() < 0.1:
-            await asyncio.sleep(0.4)  # some leases end before
+            await asyncio.sleep(0.4)  # some leases have ended before
         await self.carry_out(how, popped)
 
     async def carry_out(self, how: str, messages: list[Message]) -> None:
@@ -288,7 +288,7 @@ class Consumer(Client):
 
 
 class Streamer(Consumer):
-    """A PopStream: gives a credit back for every message that it has ended."""
+    """A PopStream: gives a credit for every message that it has ended."""
 
     async def step(self) -> None:
         topic = self.topic()
@@ -333,7 +333,7 @@ async def make_topics(broker: Broker) -> None:
 
 
 class Load:
-    """All kinds of clients at once."""
+    """All kinds of clients together."""
 
     def __init__(self, seed: int) -> None:
         draw = random.Random(seed)
@@ -359,7 +359,7 @@ class Load:
                 task.result()
 
     async def stop(self) -> None:
-        """Let every client finish its step; a server must be there."""
+        """Let every client finish its step; a server must be running."""
         for client in self.clients:
             client.stopping = True
         streams = [t for t, c in zip(self._tasks, self.clients, strict=True) if isinstance(c, Streamer)]

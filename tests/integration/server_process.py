@@ -1,6 +1,6 @@
-"""`heapline serve` as a real process on a directory: started, asked where it listens, stopped or killed.
+"""`heapline serve` as a real process on a directory: started, asked for its ports, stopped or killed.
 
-What it logs goes to a file that outlives it, so that a test can read what several processes said one after the other.
+Its log goes to a file that outlives it, so that a test can read the logs of several processes in sequence.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Process:
         await self.process.wait()
 
     async def terminate(self) -> int:
-        """Ask it to stop; its exit code."""
+        """Ask it to stop; return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return await asyncio.wait_for(self.process.wait(), PATIENCE)
 
@@ -65,7 +65,7 @@ class Process:
         return self._log.read_bytes()
 
     def anonymous_bytes(self) -> int:
-        """Memory that is the process's own (RssAnon)."""
+        """Return the process's own memory (RssAnon)."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
         found = re.search(r"RssAnon:\s+(\d+) kB", status)
         assert found

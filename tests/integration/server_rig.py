@@ -1,4 +1,4 @@
-"""A server of this process on a real socket, with a clock moved by hand, for tests of what only a server does."""
+"""A server in this process on a real socket, with a clock that tests advance, for tests of the server alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.raw_grpc import RawGrpc
 
 
 class Keys(NoAuthGuard):
-    """Some keys, their scopes, and whether they still hold."""
+    """Keys, their scopes, and whether they are valid."""
 
     def __init__(self, **scopes: str) -> None:
         self.scopes = scopes
@@ -57,7 +57,7 @@ class Rig(EmbeddedWorld):
 
     @property
     def target(self) -> str:
-        """Of the native wire."""
+        """the native wire"""
         return f"127.0.0.1:{self.server.port}"
 
     @property
@@ -80,7 +80,7 @@ class Rig(EmbeddedWorld):
 
 
 class Requests:
-    """What a client says on a stream, as the test goes on."""
+    """Messages that a client sends on a stream during the test."""
 
     def __init__(self, *first: Any) -> None:
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
@@ -106,7 +106,7 @@ def pop_start(topic: str = "jobs", credits: int = 0, **options: Any) -> Any:
 
 
 async def until(holds: Callable[[], Any]) -> None:
-    """Wait for what must come."""
+    """Wait for a message that must arrive."""
     async with asyncio.timeout(20):
         while not await holds():  # noqa: ASYNC110 - nothing tells when
             await asyncio.sleep(0.01)

@@ -1,9 +1,9 @@
-"""A real server process whose wall clock is set by a test, while it runs.
+"""A real server process whose wall clock a test sets while it runs.
 
     python -m tests.integration.shifted_clock_server serve --data DIR --grpc-port 0 --http-port 0 --offset FILE
 
-The file holds milliseconds by which the wall is ahead of the system's (behind, if negative); it is read whenever the
-wall is looked at. Boot time is the system's own: setting a clock does not change how fast time passes.
+The file contains the milliseconds by which the wall clock is ahead of the system's (negative: behind); it is read
+with the wall clock. Boot time is the system's own: setting a clock does not change how fast time passes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class ShiftedClock(SystemClock):
         return super().wall_ms() + int(self._offset.read_text(encoding="ascii"))
 
     def shift(self, ms: int) -> None:
-        """Set the wall, for every process that reads this file."""
+        """Set the wall clock for every process that reads this file."""
         fresh = self._offset.with_suffix(".new")
         fresh.write_text(str(ms), encoding="ascii")
-        fresh.replace(self._offset)  # a reader never sees half a number
+        fresh.replace(self._offset)  # a reader never sees a partial number
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A node of the Postgres broker that works until it is killed, and records what it was told.
+"""A node of the Postgres broker that works until it is killed, and records the answers it received.
 
 Run as a program: `python -m tests.integration.sql_node URL SCHEMA RECORD SEED SETTINGS`. SETTINGS are in JSON: further
 settings of the node, `k` of the topic, and `repeats` (batches with keys that its predecessor has sent).
@@ -76,7 +76,7 @@ async def consume(hl: Any, record: Record, seed: int) -> None:
             continue
         record.write("popped", [[m.payload.decode(), m.id, m.token, m.deadline.timestamp()] for m in messages], began)
         record.write("prefetched", hl.node.counters(TOPIC).prefetched)
-        kept = [m for m in messages if rng.random() < 0.9]  # the other leases run out
+        kept = [m for m in messages if rng.random() < 0.9]  # the other leases expire
         record.write("asks ack", [m.payload.decode() for m in kept])
         try:
             await hl.ack(kept)

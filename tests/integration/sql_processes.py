@@ -29,7 +29,7 @@ def admin_key(data: Path) -> str:
 
 
 def connect(node: Process, data: Path) -> heapline.Broker:
-    """A client with the administrator's key, which is in this directory."""
+    """A client with the administrator's key from this directory."""
     return heapline.connect(node.target, api_key=admin_key(data), deadline=20.0)
 
 

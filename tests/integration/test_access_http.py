@@ -43,7 +43,9 @@ def users_and_keys(rig: GuardedRig) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ROUTES)
-async def test_only_an_administrator_of_everything_may(rig: GuardedRig, method: str, path: str, body: Any) -> None:
+async def test_only_an_administrator_of_all_topics_manages_keys(
+    rig: GuardedRig, method: str, path: str, body: Any
+) -> None:
     await rig.token()
     outsiders = [rig.key(s)[1] for s in ("*:produce,consume", "default/*:admin", "jobs:produce,consume,admin")]
     before = users_and_keys(rig)
@@ -53,7 +55,7 @@ async def test_only_an_administrator_of_everything_may(rig: GuardedRig, method: 
     assert users_and_keys(rig) == before
 
 
-async def test_key_is_made_used_listed_and_revoked(rig: GuardedRig) -> None:
+async def test_key_is_created_used_listed_and_revoked(rig: GuardedRig) -> None:
     made = await rig.ask("POST", "/v1/keys", json={"name": "worker", "scopes": ["jobs:consume,produce"]})
     assert made.status_code == 201
     key, secret = made.json()["key"], made.json()["secret"]
@@ -67,7 +69,7 @@ async def test_key_is_made_used_listed_and_revoked(rig: GuardedRig) -> None:
         assert found["created_at"] == key["created_at"]
         assert found["last_used_at"] >= found["created_at"]
         assert secret.split("_", 2)[2] not in listed.text
-        assert "counted:" not in listed.text  # no hash either
+        assert "counted:" not in listed.text  # not even a hash
         gone = await rig.ask("DELETE", f"/v1/keys/{key['id']}")
         assert gone.json()["key"]["revoked_at"] is not None
         with pytest.raises(Unauthenticated):
@@ -83,7 +85,7 @@ async def test_login_link_starts_one_session_of_its_caller(rig: GuardedRig) -> N
         rig.server.sessions.redeem(made.json()["token"])
 
 
-async def test_keys_and_users_come_in_pages(rig: GuardedRig) -> None:
+async def test_keys_and_users_are_listed_in_pages(rig: GuardedRig) -> None:
     for name in ("b@example.org", "a@example.org"):
         body = {"email": name, "password": PASSWORD, "scopes": ["jobs:consume"]}
         assert (await rig.ask("POST", "/v1/users", json=body)).status_code == 201
@@ -98,7 +100,7 @@ async def test_keys_and_users_come_in_pages(rig: GuardedRig) -> None:
         assert found == names
 
 
-async def test_statistics_of_all_topics_are_those_that_the_caller_may_consume(rig: GuardedRig) -> None:
+async def test_statistics_show_only_topics_that_the_caller_may_consume(rig: GuardedRig) -> None:
     for topic in ("jobs", "mail", "shop/a"):
         await rig.behind.create_topic(topic, **rig.small)
     visible = {"*:consume": ["jobs", "mail", "shop/a"], "shop/*:consume": ["shop/a"], "*:produce": []}
@@ -113,7 +115,7 @@ async def test_cursor_that_no_page_of_keys_returned_is_refused(rig: GuardedRig, 
     assert (refused.status_code, refused.json()["error"]) == (400, "BadRequest")
 
 
-async def test_user_is_made_changed_and_kept_out(rig: GuardedRig) -> None:
+async def test_user_is_created_changed_and_disabled(rig: GuardedRig) -> None:
     body = {"email": "Eve@Example.org", "password": PASSWORD, "scopes": ["jobs:consume"]}
     made = await rig.ask("POST", "/v1/users", json=body)
     assert (made.status_code, made.json()["user"]["email"]) == (201, "eve@example.org")
@@ -141,21 +143,21 @@ async def test_user_is_made_changed_and_kept_out(rig: GuardedRig) -> None:
         ("POST", "/v1/keys", {"name": "k", "scopes": ["*:consume"]}),
         ("POST", "/v1/users", {"email": "eve@example.org", "password": PASSWORD, "scopes": ["*:admin,produce"]}),
         ("PATCH", f"/v1/users/{EMAIL}", {"scopes": ["jobs:consume"]}),
-        ("PATCH", f"/v1/users/{EMAIL}", {"password": OTHER_PASSWORD}),  # and then log in as him
+        ("PATCH", f"/v1/users/{EMAIL}", {"password": OTHER_PASSWORD}),  # and then log in as that user
         ("PATCH", f"/v1/users/{EMAIL}", {"disabled": False}),
     ],
 )
 async def test_admins_cannot_grant_rights_they_lack(rig: GuardedRig, method: str, path: str, body: Any) -> None:
-    await rig.token()  # of a user who may do everything
+    await rig.token()  # of a user who has all rights
     _, admin_only = rig.key("*:admin")
     before = users_and_keys(rig)
     refused = await rig.ask(method, path, admin_only, json=body)
     assert (refused.status_code, refused.json()["error"]) == (403, "PermissionDenied")
     assert users_and_keys(rig) == before
-    assert (await rig.ask(method, path, json=body)).status_code in (200, 201)  # he who has it all may
+    assert (await rig.ask(method, path, json=body)).status_code in (200, 201)  # a caller with all rights may
 
 
-async def test_administrator_without_other_rights_gives_admin_and_takes_away(rig: GuardedRig) -> None:
+async def test_administrator_without_other_rights_grants_admin_and_revokes(rig: GuardedRig) -> None:
     await rig.token()
     _, admin_only = rig.key("*:admin")
     made = await rig.ask("POST", "/v1/keys", admin_only, json={"name": "k", "scopes": ["orders/*:admin"]})
@@ -181,9 +183,7 @@ async def test_administrator_without_other_rights_gives_admin_and_takes_away(rig
         ("/v1/users", b'{"email": "a@b.org", "password": "swordfish", "scopes": ["jobs:consume"]}'),
     ],
 )
-async def test_body_that_does_not_fit_is_refused_and_passwords_are_not_repeated(
-    rig: GuardedRig, path: str, body: bytes
-) -> None:
+async def test_invalid_body_is_refused_and_passwords_are_not_repeated(rig: GuardedRig, path: str, body: bytes) -> None:
     before = users_and_keys(rig)
     told = await rig.ask("POST", path, content=body)
     assert (told.status_code, told.json()["error"]) == (400, "BadRequest")
@@ -197,9 +197,7 @@ async def test_form_encoded_requests_are_rejected(rig: GuardedRig) -> None:
     assert told.status_code == 415
 
 
-async def test_argon2_of_a_new_key_does_not_hold_up_other_calls(
-    rig: GuardedRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_argon2_of_a_new_key_does_not_delay_other_calls(rig: GuardedRig, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     monkeypatch.setattr(rig.hasher, "hash", lambda secret: go.wait(10) and "counted:x")
     making = asyncio.ensure_future(rig.ask("POST", "/v1/keys", json={"name": "k", "scopes": ["jobs:consume"]}))

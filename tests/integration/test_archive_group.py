@@ -1,4 +1,4 @@
-"""An archive from a server: its group holds the journal until rows are in the lake, and moving it is no news."""
+"""An archive from a server: its group holds the journal until rows are in the lake; its own moves are not news."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_group_holds_the_journal_from_the_lakes_end(tmp_path: Path) -> Non
         held = await hl.get_group("jobs", "archive")
         assert held.holding
         assert {offset.partition: offset.committed for offset in held.offsets} == ends
-        # A lake that is behind the group, for it is another one, is what counts.
+        # What counts is this lake, which is behind the group because it is a different one.
         other = await run(server, data, tmp_path / "other", views=("messages",), until=iter([False, True]).__next__)
         assert [table.rows for table in other.tables] == [300]
         assert len(rows_in(lake, "messages")) == len(rows_in(tmp_path / "other", "messages")) == 300
@@ -58,7 +58,7 @@ async def test_continuous_archive_ignores_its_own_group_moves(tmp_path: Path) ->
             return looks > 40
 
         result = await run(server, data, lake, available_now=False, trigger=0.1, until=enough)
-        # The second round brings what making the group has written; after that nothing happens any more.
+        # The second round archives the events of creating the group; after that there are no more.
         assert 2 <= result.commits <= 4
         assert {table.view: table.rows for table in result.tables}["messages"] == 100
 

@@ -1,4 +1,4 @@
-"""Wrong keys, keys out of scope, secrets in sight: tried on a real server over real sockets."""
+"""Attacks with wrong keys and keys out of scope, and leaks of secrets: on a real server over real sockets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[GuardedRig]:
 
 
 async def attack(rig: GuardedRig, keys: list[str]) -> list[str]:
-    """Each on one of the interfaces, all at once; how each was refused."""
+    """Send each on one of the interfaces, all together; return how each was refused."""
 
     async def grpc(key: str) -> str:
         async with rig.as_(key) as broker:
@@ -96,7 +96,7 @@ async def test_malformed_credential_is_rejected_without_hashing(rig: GuardedRig,
 
 
 def command_for(name: str, topic: str) -> Any:
-    """Return a command that passes its checks, so that the question who may is all that is left."""
+    """Return a command that passes its checks, so that only its rights remain to be checked."""
     keys = LeaseKeys(pack([1]), pack([1]))
     own = {
         "PrepareBatch": {"shares": [Share(topic, NewMessages([b"x"]))]},
@@ -150,7 +150,7 @@ def needed_for(name: str) -> Right:
 
 #: Calls that need a second right: see test_replay_interfaces.py and test_schedule_rights.py.
 ALSO = {"StartReplay": ",produce", "CreateSchedule": ",produce"}
-#: Calls without one right of their own: they filter their rows, look up what they are about, or need any right.
+#: Calls without a fixed right: they filter their rows, look up their target, or need any right.
 UNSCOPED = {
     "ListHeaps",
     "ListStats",
@@ -165,7 +165,7 @@ UNSCOPED = {
 SCOPED = sorted(set(METHODS) - UNSCOPED)
 
 
-def test_calls_without_a_right_of_their_own_are_known() -> None:
+def test_calls_without_a_fixed_right_are_listed() -> None:
     special = {rpc for rpc, kind in BY_RPC.items() if kind.facts.lookup or not any(a.right for a in kind.facts.needs)}
     assert special == UNSCOPED
 
@@ -184,15 +184,15 @@ async def test_key_out_of_scope_is_refused_by_every_method_and_changes_nothing(r
     assert await picture(rig.behind) == before
     assert [info.name for info in await rig.behind.list_topics()] == ["jobs"]
     assert await rig.behind.list_batches() == []
-    # And these refusals were of the scope and of nothing else:
+    # Control: these refusals were due to the scope alone.
     _, in_scope = rig.key(f"*:{needed.value}{ALSO.get(name, '')}")
     try:
         await asyncio.wait_for(call(rig, in_scope, name), 10)
     except (PermissionDenied, Unauthenticated) as error:
         if name not in ("CreateKey", "CreateUser"):  # which grant a right that this key does not have
-            pytest.fail(f"{name} is refused to a key that is good for it: {error}")
+            pytest.fail(f"{name} is refused to a key that has the right: {error}")
     except HeaplineError:
-        pass  # the request is not worth more
+        pass  # the request itself is not valid
 
 
 async def test_list_shows_only_topics_the_caller_has_rights_on(rig: GuardedRig) -> None:
@@ -204,14 +204,14 @@ async def test_list_shows_only_topics_the_caller_has_rights_on(rig: GuardedRig) 
     assert [heap["name"] for heap in (await rig.ask("GET", "/v1/heaps", key)).json()["items"]] == ["jobs"]
 
 
-# -- secrets in sight --------------------------------------------------------------------------------------------------
+# -- leaks of secrets --------------------------------------------------------------------------------------------------
 
 
 async def test_no_secret_and_no_payload_is_logged_whatever_is_called(
     rig: GuardedRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    for name in ("httpcore", "httpx", "hpack", "asyncio"):  # the test's own client, which shows all that it sends
+    for name in ("httpcore", "httpx", "hpack", "asyncio"):  # the test's own client, which logs everything it sends
         caplog.set_level(logging.WARNING, logger=name)
     payload, wrong = b"the payload is swordfish", new_key()[1].reveal()
     token = await rig.token()

@@ -94,7 +94,7 @@ async def test_rejections_are_audited_with_caller_and_correlation_id(rig: Guarde
     assert found[0]["correlation_id"] == "seen-by-the-caller"
 
 
-async def test_logins_are_on_record_and_passwords_are_not(rig: GuardedRig) -> None:
+async def test_logins_are_audited_without_passwords(rig: GuardedRig) -> None:
     await rig.token()
     with contextlib.suppress(Unauthenticated):
         await rig.guard.login(EMAIL, Secret("a wrong password"))
@@ -120,7 +120,7 @@ async def test_interrupted_login_is_audited_as_cancelled(rig: GuardedRig, monkey
     assert [line["outcome"] for line in await lines(rig)] == ["ok", "CancelledError"]
 
 
-async def test_command_line_beside_the_server_writes_to_the_same_file(rig: GuardedRig) -> None:
+async def test_command_line_and_server_write_to_the_same_audit_log(rig: GuardedRig) -> None:
     async with rig.as_(rig.admin_key) as admin:
         await admin.create_topic("orders", **rig.small)
     beside = open_auth(rig.directory)

@@ -1,4 +1,4 @@
-"""`heapline backup` of a directory that is in use: the copy is whole, and holds whatever had been answered for."""
+"""`heapline backup` of a directory in use: the copy is complete, and contains everything that had been answered."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 64 << 10, "retention": 0
 
 
 class Load:
-    """Messages go in and out; which of them were answered for, by payload."""
+    """Enqueue and ack messages; return which of them were answered, by payload."""
 
     def __init__(self, broker: heapline.contract.broker.Broker, topic: str) -> None:
         self.broker, self.topic = broker, topic
@@ -63,7 +63,7 @@ def check_every_byte(copy: Path) -> None:
 
 
 async def payloads_in(copy: Path, topic: str) -> set[bytes]:
-    """Whatever a consumer of the copy could still get."""
+    """Return everything that a consumer of the copy can still get."""
     async with EmbeddedBroker(str(copy), disk=UnsyncedDisk()) as broker:
         stats = await broker.stats(topic)
         found = {m.payload for m in await broker.pop(topic, 100_000, max_bytes=1 << 30)}
@@ -81,7 +81,9 @@ async def test_backup_under_load_is_complete_and_passes_every_checksum(tmp_path:
         running = asyncio.ensure_future(load.run())
         taken = []
         for number in range(4):
-            while len(load.enqueued) < 2500 * (number + 1):  # so that segments come and go between the copies
+            while len(load.enqueued) < 2500 * (
+                number + 1
+            ):  # so that segments are created and deleted between the copies
                 await asyncio.sleep(0.01)
                 assert not running.done()
             before = set(load.enqueued), set(load.acked)
@@ -89,7 +91,7 @@ async def test_backup_under_load_is_complete_and_passes_every_checksum(tmp_path:
             taken.append((*before, set(load.asked), set(load.ack_asked)))
         running.cancel()
         reclaimed = broker.runner("jobs").upkeep.segments_reclaimed_total
-    assert reclaimed > 2  # else this proves little
+    assert reclaimed > 2  # otherwise this proves little
     for number, (enqueued, acked, asked, ack_asked) in enumerate(taken):
         copy = tmp_path / f"copy{number}"
         check_every_byte(copy)
@@ -122,7 +124,7 @@ async def test_copy_is_served_like_the_original_with_its_keys_and_its_topics(tmp
         assert (await broker.get("jobs", first.id)).state == "delayed"
         assert [m.payload for m in await broker.pop("jobs", 10)] == [b"prepared"]
         assert [b.state for b in await broker.list_batches()] == ["committed"]
-    assert not list(data.glob("topics/*/*/readers/*"))  # nothing is held in the original any more
+    assert not list(data.glob("topics/*/*/readers/*"))  # the original is no longer held
 
 
 async def test_unused_directory_is_copied_and_existing_target_rejected(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ async def test_unit_being_written_is_omitted_entirely(tmp_path: Path) -> None:
         mark = read_watermark(RealDisk(), str(folder))
         assert mark is not None
         segment = Path(segment_path(str(folder), mark.segment))
-        with segment.open("r+b") as file:  # half of what comes next, as another process may see it
+        with segment.open("r+b") as file:  # half of the next write, as another process may see it
             file.seek(mark.byte_end)
             file.write(b"\xa5" * 700)
         await asyncio.to_thread(backup, data, copy)
@@ -246,7 +248,7 @@ async def test_replay_in_a_backup_continues_exactly_once(
 async def test_fast_replay_older_than_its_target_in_a_backup_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which of its rows are in cannot be told any more: some may be gone since."""
+    """It is unknown which of its rows are in: some may be deleted since."""
     data, copy, clock, loop = tmp_path / "data", tmp_path / "copy", FakeClock(), asyncio.get_running_loop()
     async with EmbeddedBroker(str(data), disk=UnsyncedDisk(), clock=clock) as broker:
         for topic in ("jobs", "target"):

@@ -1,4 +1,4 @@
-"""Prepared batches over two topics in a real process that is killed: a batch is there whole, in both, or not at all."""
+"""Prepared batches over two topics in a real process that is killed: a batch is in both topics, or in neither."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_and_kill(path: Path, said: Path, first: int, rng: random.Random) -> None
     )
     deadline = time.monotonic() + 60
     try:
-        while said.stat().st_size < before + rng.randrange(200, 2000):  # until it is in the middle of its work
+        while said.stat().st_size < before + rng.randrange(200, 2000):  # until it is busy
             assert child.poll() is None, child.stderr.read() if child.stderr else ""
             assert time.monotonic() < deadline
             time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""The setting `compression` of a topic: what travels compressed, between which sides, and what a server refuses."""
+"""The topic setting `compression`: what is compressed, between which sides, and what a server refuses."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_client_without_zstd_is_served_without_compression(
     assert compressed == []
 
 
-async def test_changed_setting_is_used_when_the_old_one_is_a_minute_old(
+async def test_changed_setting_is_used_after_a_minute(
     rig: Rig, compressed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with NativeBroker(rig.target) as hl:
@@ -115,7 +115,7 @@ async def test_changed_setting_is_used_when_the_old_one_is_a_minute_old(
         await lifecycle(hl, "plain")
         assert compressed == []
         for side in sides:
-            side._settings._known["plain"] = (False, 0.0)  # it was learned long ago
+            side._settings._known["plain"] = (False, 0.0)  # it was read long ago
 
         async def is_compressed() -> bool:
             await lifecycle(hl, "plain")

@@ -1,9 +1,9 @@
-"""Every file of a data directory, cut short and with bits flipped in many places: recovered exactly or refused by name.
+"""Every file of a data directory, truncated and with flipped bits at many offsets: recovered or refused by name.
 
 For each damage one of these must hold, and nothing else: the topic opens with exactly the state it had; it is refused
-with a CorruptionError that names a file of its own; or it opens and only single messages, whose own bytes are damaged,
-are reported as corrupt and never delivered. Meanwhile the other topic of the directory serves as if nothing had
-happened, and `heapline journal verify` finds the damage.
+with a CorruptionError that names one of its files; or it opens and only single messages, whose own bytes are damaged,
+are reported as corrupt and never delivered. Meanwhile the other topic of the directory is served normally,
+and `heapline journal verify` finds the damage.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 1 << 16}
 
 
 class Harm(NamedTuple):
-    """What is done to one file."""
+    """A change to one file."""
 
     file: str
     how: str  # flip | cut | blank | remove
@@ -59,7 +59,7 @@ class Harm(NamedTuple):
 
 @dataclass
 class Base:
-    """A good directory and what is in it."""
+    """An undamaged directory and its content."""
 
     disk: RamDisk
     clock: FixedClock
@@ -74,7 +74,7 @@ class Base:
 
 
 async def _build(*, snapshots: bool, reclaimed: bool) -> Base:
-    """Copied while the engine is open and idle: what a kill leaves behind, with units above the last snapshot."""
+    """Copied while the engine is open and idle: the state that a kill leaves, with units above the last snapshot."""
     live, clock = RamDisk(), FixedClock()
     async with broker(live, clock) as hl:
         await hl.create_topic(TOPIC, partitions=2, **SMALL)
@@ -86,7 +86,7 @@ async def _build(*, snapshots: bool, reclaimed: bool) -> Base:
         first = await hl.pop(TOPIC, 400 if reclaimed else 90, visibility=60.0, max_bytes=1 << 30)
         await hl.ack(first)
         acked = {m.id for m in first[5:]}
-        jobs.ids = [id for id in jobs.ids if id not in acked]  # five tell as much as all of them
+        jobs.ids = [id for id in jobs.ids if id not in acked]  # five prove as much as all of them
         await jobs.put_all_kinds()
         if snapshots:
             await hl.snapshot(TOPIC)
@@ -103,7 +103,7 @@ async def _build(*, snapshots: bool, reclaimed: bool) -> Base:
 
 
 async def _reclaim(hl: Any) -> None:
-    """Look until the journal's beginning has gone; messages that still live there are moved."""
+    """Poll until the journal's beginning is deleted; messages that are still live there are moved."""
     upkeep = hl._runners[TOPIC].upkeep
     for _ in range(4):
         await upkeep.reclaim()
@@ -112,7 +112,7 @@ async def _reclaim(hl: Any) -> None:
 
 
 async def _expect(base: Base) -> None:
-    """What the undamaged directory holds, taken from a copy."""
+    """The content of the undamaged directory, read from a copy."""
     async with broker(base.disk.copy(), base.clock) as hl:
         base.expected = await digest(hl, TOPIC, base.ids)
         base.expected_other = await digest(hl, OTHER, base.other_ids)
@@ -128,24 +128,24 @@ BASES = {
 @pytest.fixture(scope="module", params=BASES)
 def base(request: pytest.FixtureRequest) -> Iterator[Base]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshot_state, "BLOB_ROWS_MIN", 32)  # so that a small topic has blobs too
+        patch.setattr(snapshot_state, "BLOB_ROWS_MIN", 32)  # so that even a small topic has blobs
         made = asyncio.run(_build(**BASES[request.param]))
         asyncio.run(_expect(made))
         if request.param == "reclaimed":
-            assert made.units[0].segment > 1, "nothing was reclaimed: this base is like the others"
+            assert made.units[0].segment > 1, "nothing was reclaimed, so this base is like the others"
         yield made
 
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL + 1, "heapline")  # refusals by the hundred are what this is about
+    caplog.set_level(logging.CRITICAL + 1, "heapline")  # hundreds of refusals are expected here
 
 
-# --- where it is done -------------------------------------------------------------------------------------------------
+# --- offsets ----------------------------------------------------------------------------------------------------------
 
 
 def harms(base: Base, file: str, few: int, seed: int) -> Iterator[Harm]:
-    """All interesting places of a file, sampled, and `few` random ones; the same on every machine."""
+    """Return all interesting offsets of a file, sampled, and `few` random ones; the same on every machine."""
     draw = random.Random(f"{seed} {file}")
     size = len(base.disk.read_file(file))
     few *= 3 if file.endswith(".seg") else 1
@@ -165,7 +165,7 @@ def harms(base: Base, file: str, few: int, seed: int) -> Iterator[Harm]:
 
 
 def _edges(base: Base, file: str, size: int) -> set[int]:
-    """Where something begins or ends, and its neighbours."""
+    """Return offsets where something begins or ends, and their neighbors."""
     marks = {0, 7, 8, 9, 16, 24, 32, 40, 48, 56, 63, 64, 511, 512, size - 1, size - 4, size - 5, size // 2}
     for unit in _units(base, file):
         at = unit.offset
@@ -183,18 +183,18 @@ def _units(base: Base, file: str) -> list[Any]:
 
 
 def _used(base: Base, file: str, size: int) -> int:
-    """Up to where a file holds something."""
+    """Return the end of a file's content."""
     return max((unit.end for unit in _units(base, file)), default=size)
 
 
-# --- what came of it --------------------------------------------------------------------------------------------------
+# --- outcomes ---------------------------------------------------------------------------------------------------------
 
 
 async def outcome(base: Base, disk: RamDisk, harm: Harm) -> str:
     try:
         async with broker(disk, base.clock) as hl:
             other = await digest(hl, OTHER, base.other_ids)
-            assert other == base.expected_other, f"{harm}: the other topic is not what it was"
+            assert other == base.expected_other, f"{harm}: the other topic has changed"
             try:
                 found = await digest(hl, TOPIC, base.ids)
             except CorruptionError as error:
@@ -226,7 +226,7 @@ def single_records(harm: Harm, found: dict[str, Any], expected: dict[str, Any]) 
     for id, before in expected["others"].items():
         now = found["others"][id]
         if now != before:
-            # The record is unreadable: what stood in it is not told, what stands elsewhere still is.
+            # The record is unreadable: its fields are not reported, those stored elsewhere still are.
             assert now["payload"] is None, (harm, before, now)
             assert (now["state"], now["attempts"]) == (before["state"], before["attempts"]), (harm, before, now)
             damaged += 1
@@ -235,7 +235,7 @@ def single_records(harm: Harm, found: dict[str, Any], expected: dict[str, Any]) 
 
 
 def is_found(disk: RamDisk) -> bool:
-    """Whether `heapline journal verify` sees it."""
+    """Return whether `heapline journal verify` reports it."""
     try:
         entries = Catalog(disk, "/data").entries.values()
     except CorruptionError:
@@ -247,7 +247,7 @@ def is_found(disk: RamDisk) -> bool:
 
 
 def harmless(base: Base, harm: Harm) -> bool:
-    """Removing what can be made again, or what is not written yet, or blanking zeros, is no damage."""
+    """Removing what can be rebuilt or is not written yet, or blanking zeros, is not damage."""
     data = base.disk.read_file(harm.file)
     if harm.how == "remove":
         return harm.file.endswith((".idx", ".snap", ".blob")) or not any(data)
@@ -261,7 +261,7 @@ def run_all(base: Base, few: int, seed: int, verify_every: int) -> Counter[str]:
             disk = base.disk.copy()
             harm.do(disk)
             if number % verify_every == 0 and not harmless(base, harm):
-                assert is_found(disk), f"{harm}: heapline journal verify does not see it"
+                assert is_found(disk), f"{harm}: heapline journal verify does not report it"
             kind = file.rpartition("/")[2].rpartition(".")[2]
             outcomes[f"{kind} {asyncio.run(outcome(base, disk, harm))}"] += 1
     print(dict(sorted(outcomes.items())), sum(outcomes.values()))
@@ -273,16 +273,16 @@ def test_damage_is_recovered_exactly_or_refused_by_name(base: Base) -> None:
     refused = sum(n for what, n in outcomes.items() if "refused" in what)
     exact = sum(n for what, n in outcomes.items() if "exact" in what)
     assert refused > 20, "damage to the journal's tail must be refused"
-    assert exact > 20, "damage to what can be made again must be recovered from"
+    assert exact > 20, "damage to what can be rebuilt must be recovered from"
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(4))
-def test_damage_at_very_many_places(base: Base, seed: int) -> None:
+def test_damage_at_very_many_offsets(base: Base, seed: int) -> None:
     run_all(base, few=100, seed=100 + seed, verify_every=10)
 
 
-def test_refused_topic_says_so_to_every_call(base: Base) -> None:
+def test_refused_topic_raises_corruption_for_every_call(base: Base) -> None:
     last = base.units[-1]
     disk = base.disk.copy()
     Harm(segment_path(FOLDER, last.segment), "flip", last.offset + 70).do(disk)
@@ -299,7 +299,7 @@ def test_refused_topic_says_so_to_every_call(base: Base) -> None:
 
 
 def test_reclaimed_journal_without_snapshots_is_rejected() -> None:
-    """What the reclaimed part said of a partition that is silent since (offsets, keys, ids) would be lost unseen."""
+    """Facts in the reclaimed part about a partition without later rows (offsets, keys, ids) would be lost unnoticed."""
     disk, clock = RamDisk(), FixedClock()
     silent, other = (next(k for k in map(str, range(99)) if place_one(k.encode(), 2) == p) for p in (1, 0))
 

@@ -28,7 +28,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 
 class Open:
-    """One of each kind of call that lasts, under way."""
+    """Start one of each kind of long call."""
 
     def __init__(self, rig: GuardedRig, broker: RawGrpc) -> None:
         self._lasting = rig.server.gate.credentials
@@ -55,7 +55,7 @@ def _start(work: Awaitable[Any]) -> asyncio.Future[Any]:
     return asyncio.ensure_future(work)
 
 
-async def test_key_revoked_over_http_is_out_before_the_answer_and_others_stay(
+async def test_key_revoked_over_http_ends_before_the_answer_and_others_stay(
     rig: GuardedRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(credentials, "CHECK_EVERY", 3600)  # only the revocation itself can end them
@@ -68,7 +68,7 @@ async def test_key_revoked_over_http_is_out_before_the_answer_and_others_stay(
         await theirs.end()
         with pytest.raises(Unauthenticated):
             await worker.enqueue("jobs", b"too late")
-        await rig.behind.enqueue("jobs", b"for the one who stays")
+        await rig.behind.enqueue("jobs", b"for the caller that stays")
         assert len((await asyncio.wait_for(stays, 10)).messages.items) == 1
 
 
@@ -126,7 +126,7 @@ async def test_ended_pop_leaves_no_lease(rig: GuardedRig) -> None:
     assert len(rig.server.gate.credentials) == 0
 
 
-async def test_stream_whose_client_does_not_read_ends_too(rig: GuardedRig) -> None:
+async def test_stream_whose_client_does_not_read_ends(rig: GuardedRig) -> None:
     key_id, key = rig.key("*:produce,consume")
     await rig.behind.enqueue_batch("jobs", [Outgoing(b"x" * 60_000)] * 200, atomic=False)
     async with rig.as_(key) as worker:

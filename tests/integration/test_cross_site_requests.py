@@ -33,7 +33,7 @@ async def unlocked(tmp_path: Path) -> AsyncIterator[HttpRig]:
 
 
 @pytest.mark.parametrize("headers", FOREIGN)
-async def test_server_without_locks_takes_nothing_from_pages_of_others(
+async def test_server_without_credentials_rejects_cross_site_requests(
     unlocked: HttpRig, headers: dict[str, str]
 ) -> None:
     await unlocked.heap()
@@ -47,11 +47,11 @@ async def test_server_without_locks_takes_nothing_from_pages_of_others(
 
 
 @pytest.mark.parametrize("headers", LOCAL)
-async def test_server_without_locks_serves_its_own_machine(unlocked: HttpRig, headers: dict[str, str]) -> None:
+async def test_server_without_credentials_serves_its_own_machine(unlocked: HttpRig, headers: dict[str, str]) -> None:
     assert (await unlocked.http.get("/v1/heaps", headers=headers)).status_code == 200
 
 
-async def test_metrics_without_a_key_are_not_for_pages_of_others(tmp_path: Path) -> None:
+async def test_metrics_without_a_key_reject_cross_site_requests(tmp_path: Path) -> None:
     async with GuardedRig(tmp_path) as rig:
         for headers in FOREIGN:
             assert (await rig.http.get("/metrics", headers=headers)).status_code == 401

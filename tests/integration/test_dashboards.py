@@ -1,4 +1,4 @@
-"""The dashboard and the alerts ask only for what a live server exposes."""
+"""The dashboard and the alerts use only metrics that a live server exposes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_NAMES = re.compile(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]|\b(?:by|on)\s*\([^)]*\)')
 
 
 def names_in(expression: str) -> set[str]:
-    """The metrics that an expression of PromQL asks for."""
+    """Return the metrics in a PromQL expression."""
     bare = _NO_NAMES.sub(" ", expression)
     return {word for word in re.findall(r"\b[a-zA-Z_]\w*", bare) if word not in WORDS}
 
@@ -66,7 +66,7 @@ async def test_server_exposes_every_metric_of_dashboard_and_alerts(
     assert wanted - told == set()
 
 
-def test_dashboard_is_one_that_grafana_can_take() -> None:
+def test_dashboard_can_be_imported_by_grafana() -> None:
     read = dashboard()
     assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= set(read)
     rows = [panel["title"] for panel in read["panels"] if panel["type"] == "row"]

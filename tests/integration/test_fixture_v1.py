@@ -1,7 +1,7 @@
 """A data directory written by each released format version must open with everything in it.
 
-Each is kept as bytes in tests/fixtures/<version>, with what it held when it was written. See tests/fixtures/make_v1.py
-for when it may be made again.
+Each is stored as bytes in tests/fixtures/<version>, with a digest of its content. See tests/fixtures/make_v1.py
+for when it may be regenerated.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def check_content(data: Path, expected: dict[str, Any]) -> None:
         for name, topic in expected["topics"].items():
             assert (infos[name].incarnation, infos[name].id_suffix) == (topic["incarnation"], topic["id_suffix"])
             config = json.loads(msgspec.json.encode(infos[name].config))
-            assert topic["config"].items() <= config.items(), name  # later versions may know more settings
+            assert topic["config"].items() <= config.items(), name  # later versions may have more settings
             assert await log_of(hl, name) == topic["log"], name
             found = json.loads(json.dumps(await digest(hl, name, topic["ids"])))
             assert found == topic["digest"], name
@@ -77,8 +77,8 @@ def test_every_message_state_config_and_event_is_read_back(data: Path, expected:
     asyncio.run(check_content(data, expected))
 
 
-def test_journals_alone_lead_to_the_same_state(data: Path, expected: dict[str, Any]) -> None:
-    """Where nothing was reclaimed: without snapshots and indexes, from the first unit on."""
+def test_journals_alone_restore_the_same_state(data: Path, expected: dict[str, Any]) -> None:
+    """If nothing was reclaimed: without snapshots and indexes, from the first unit on."""
     removed = 0
     for folder in data.glob("topics/*/*"):
         if (folder / "0000000001.seg").exists():
@@ -99,7 +99,7 @@ def test_leases_dedup_and_producer_epochs_are_remembered(data: Path, expected: d
             assert (await hl.enqueue("jobs", b"numbered", producer_id="p1", epoch=1, seq=7)).duplicate
             assert await hl.open_producer("jobs", "p1") == 2
             held = await hl.pop("jobs", 9, request_id="pop-1")
-            assert len(held) == 5, "the same leases again, but for those that were buried"
+            assert len(held) == 5, "the same leases again, except those that were buried"
             await hl.ack(held)
             fresh = await hl.enqueue("jobs", b"new")
             assert fresh.id > max(expected["topics"]["jobs"]["ids"])
@@ -129,7 +129,7 @@ def test_verify_finds_every_byte_in_order(data: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
-def test_directory_is_served_to_the_last_message_by_todays_clock(data: Path, expected: dict[str, Any]) -> None:
+def test_every_message_of_the_directory_is_served_today(data: Path, expected: dict[str, Any]) -> None:
     """Leases, delays and TTLs have ended; the rest can be popped."""
 
     async def drain() -> int:
@@ -149,12 +149,12 @@ def test_directory_is_served_to_the_last_message_by_todays_clock(data: Path, exp
     assert asyncio.run(drain()) > 100
 
 
-def test_fixture_holds_every_kind_of_file(data: Path) -> None:
+def test_fixture_has_every_kind_of_file(data: Path) -> None:
     names = {path.suffix or path.name for path in data.rglob("*") if path.is_file()}
     assert names >= {".seg", ".idx", ".snap", ".blob", "watermark", ".json"}
 
 
-def test_fixture_holds_every_kind_of_event_and_is_small(version: str, expected: dict[str, Any]) -> None:
+def test_fixture_has_every_kind_of_event_and_is_small(version: str, expected: dict[str, Any]) -> None:
     kinds = {event[0] for topic in expected["topics"].values() for log in topic["log"].values() for event in log}
     if version == VERSIONS[-1]:
         assert kinds == set(KIND_NAMES.values())
@@ -180,7 +180,7 @@ COMBINATIONS = {
 }  # fmt: skip
 
 
-def test_fixture_holds_every_combination_of_optional_columns_of_every_event(tmp_path: Path) -> None:
+def test_fixture_has_every_combination_of_optional_columns_of_every_event(tmp_path: Path) -> None:
     """In the journals of all versions together; a kind that is no longer written is in an old one."""
     found: dict[type, set[tuple[str, ...]]] = {}
     for version in VERSIONS:

@@ -48,10 +48,10 @@ async def lag(hl: Any) -> int:
     return sum(o.lag for o in await hl.group_offsets("jobs", "g"))
 
 
-# -- who may -----------------------------------------------------------------------------------------------------------
+# -- rights ------------------------------------------------------------------------------------------------------------
 
 
-async def test_consumers_read_and_settle_and_administrators_make_reset_and_delete(tmp_path: Path) -> None:
+async def test_consumers_read_and_settle_and_only_administrators_manage_groups(tmp_path: Path) -> None:
     keys = Keys(admin="*:produce,consume,admin", reader="jobs:consume", writer="jobs:produce")
     async with Rig(tmp_path, keys) as rig:
         await rig.behind.create_topic("jobs", **rig.small)
@@ -95,7 +95,7 @@ async def test_revoked_key_ends_its_subscription(tmp_path: Path) -> None:
                 await anext(stream)
 
 
-# -- asked twice, and on record ----------------------------------------------------------------------------------------
+# -- confirmations and audit -------------------------------------------------------------------------------------------
 
 
 async def test_group_deletion_needs_a_confirmation_token_for_that_group(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ async def test_deleting_over_http_needs_force_and_a_token(tmp_path: Path) -> Non
         assert (gone.status_code, gone.json()["error"]) == (404, "GroupNotFound")
 
 
-async def test_administration_of_groups_is_on_record(tmp_path: Path) -> None:
+async def test_administration_of_groups_is_audited(tmp_path: Path) -> None:
     async with GuardedRig(tmp_path) as rig:
         async with rig.as_(rig.admin_key) as admin:
             await admin.create_group("jobs", "g")
@@ -178,7 +178,7 @@ async def test_http_returns_rows_as_json(tmp_path: Path) -> None:
         assert (await rig.post("heaps/jobs:groups/g:reset", {"to": "earliest"})).json()["offsets"][0]["lag"] == 1
 
 
-async def test_heap_called_groups_stays_a_heap(tmp_path: Path) -> None:
+async def test_topic_named_groups_is_still_a_heap(tmp_path: Path) -> None:
     async with HttpRig(tmp_path) as rig:
         await rig.heap("billing/groups")
         assert (await rig.http.get("/v1/heaps/billing/groups")).json()["name"] == "billing/groups"
@@ -209,7 +209,7 @@ async def test_acks_nacks_and_leaving_on_the_stream_itself(tmp_path: Path) -> No
         assert (info.members, info.offsets[0].outstanding) == ({}, 0)
 
 
-async def test_member_that_leaves_by_a_call_does_not_join_again_by_its_stream(tmp_path: Path) -> None:
+async def test_member_that_left_by_a_call_is_not_rejoined_by_its_stream(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await rig.behind.create_topic("jobs", **rig.small)
         stream = rig.wire.calls.stream("Subscribe", Requests(subscribe_open(10)))
@@ -253,7 +253,7 @@ async def test_cut_subscription_resumes_and_every_row_is_acked(tmp_path: Path) -
 
 
 async def tick(rig: Rig) -> None:
-    """Time goes on, a little faster than it does: rows that were on a cut connection come again."""
+    """Let time pass faster than real time: rows on a cut connection are redelivered."""
     while True:
         await asyncio.sleep(0.05)
         await rig.advance(0.5)
@@ -317,7 +317,7 @@ async def test_member_that_does_not_read_holds_little_and_slows_only_itself(tmp_
                     if count == 1000:
                         break
             (told,) = await rig.behind.group_offsets("jobs", "g")
-            assert told.outstanding * 60_000 < 16 << 20, "a few batches, and not the 60 MB that its credits allow"
+            assert told.outstanding * 60_000 < 16 << 20, "a few batches, not the 60 MB that its credits allow"
             proxy.flow()
 
             async def all_out() -> bool:
@@ -333,10 +333,10 @@ async def read_all(stream: Any) -> None:
         pass
 
 
-# -- code that does not await ------------------------------------------------------------------------------------------
+# -- blocking code -----------------------------------------------------------------------------------------------------
 
 
-async def test_plain_iteration_with_the_blocking_client(tmp_path: Path) -> None:
+async def test_blocking_client_iterates_over_rows(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await rig.behind.create_topic("jobs", **rig.small)
         await fill(rig.behind, 10)

@@ -1,7 +1,7 @@
-"""Members of a group as processes that are killed with -9 while partitions change hands, over gRPC.
+"""Members of a group as processes that are killed with -9 while partitions move, over gRPC.
 
-Judged by what each of them wrote down: every row was worked on and acked, no row was held by two at once, and rows
-that were delivered for the first time came in the order of their partition.
+According to the members' own records: every row was processed and acked, no row was held by two at the same time, and
+first deliveries were in the order of their partition.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.slow
 SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 1 << 16}
 ROWS, KILLS, PARTITIONS, MEMBERS = 1200, 5, 4, 3
 ACK_TIMEOUT = 4.0
-SLACK = 1.5  # that a row may have waited in its member before that wrote it down
+SLACK = 1.5  # the longest time that a row may wait in its member before it is recorded
 
 
 class Note(NamedTuple):
     at: float
-    member: str  # one life of it
+    member: str  # one run of a member
     what: str
     row: tuple[int, int]
     attempts: int
@@ -41,7 +41,7 @@ class Members:
         self._target, self._directory = target, directory
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._lives = 0
-        self.starts: dict[str, list[float]] = defaultdict(list)  # name -> when each of its lives began
+        self.starts: dict[str, list[float]] = defaultdict(list)  # name -> when each of its runs began
 
     async def start(self, name: str) -> None:
         self._lives += 1
@@ -151,7 +151,7 @@ def check_all_worked_on(notes: list[Note]) -> None:
 
 
 def check_none_held_twice(notes: list[Note], starts: dict[str, list[float]]) -> None:
-    """A row goes to another member only after its holder's time is over, or after the holder's name was taken over."""
+    """A row is delivered to another member only after its lease has ended, or after its holder's name was taken."""
     holder: dict[tuple[int, int], Note] = {}
     done: set[tuple[int, int]] = set()
     for note in notes:

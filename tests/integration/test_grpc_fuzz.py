@@ -1,4 +1,4 @@
-"""Requests that parse and make no sense: every answer is a code of the table, never INTERNAL, and the server lives."""
+"""Requests that parse but are nonsense: each gets a code of the table, never INTERNAL, and the server survives."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def value(field: Any, chance: random.Random) -> Any:
         return chance.choice(FLOATS)
     low, high = {
         field.CPPTYPE_INT32: (-(1 << 31), (1 << 31) - 1),
-        field.CPPTYPE_UINT32: (0, 5),  # mostly counts of columns: small ones get further
+        field.CPPTYPE_UINT32: (0, 5),  # mostly the lengths of columns: small ones get further
         field.CPPTYPE_INT64: (-(1 << 63), (1 << 63) - 1),
         field.CPPTYPE_UINT64: (0, (1 << 64) - 1),
     }[kind]
@@ -68,7 +68,7 @@ def value(field: Any, chance: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("name", [m.name for m in METHODS.values() if not m.streams_in and m.name != "DeleteHeap"])
-async def test_nonsense_is_answered_by_a_code_of_the_table(tmp_path: Path, name: str) -> None:
+async def test_nonsense_is_answered_with_a_code_of_the_table(tmp_path: Path, name: str) -> None:
     method = METHODS[name]
     async with Rig(tmp_path) as rig:
         await rig.broker.create_topic("jobs", **rig.small)
@@ -81,6 +81,6 @@ async def test_nonsense_is_answered_by_a_code_of_the_table(tmp_path: Path, name:
                 else:
                     await rig.wire.calls(name, request)
             except HeaplineError as error:
-                if type(error) is HeaplineError:  # INTERNAL or UNKNOWN: nothing of ours
+                if type(error) is HeaplineError:  # INTERNAL or UNKNOWN: not one of our errors
                     raise AssertionError(f"seed {seed}: {error!r} for {request}") from None
         assert (await rig.broker.stats("jobs")).topic == "jobs"

@@ -142,7 +142,7 @@ async def test_items_serve_clients_that_write_no_columns(rig: Rig) -> None:
     assert response_of(Ack).unpack(settled).lost == [m.id for m in found]
 
 
-async def test_dead_letter_is_peeked_by_id_and_only_a_dead_one(rig: Rig) -> None:
+async def test_only_a_dead_letter_is_found_by_id_in_the_dlq(rig: Rig) -> None:
     ids = [(await rig.broker.enqueue("jobs", b"x")).message_id for _ in range(2)]
     (message,) = await rig.broker.pop("jobs")
     await message.bury("poison")
@@ -163,7 +163,7 @@ async def test_all_of_many_lost_leases_are_reported(rig: Rig) -> None:
 # -- deadlines ---------------------------------------------------------------------------------------------------------
 
 
-async def test_deadline_of_a_call_is_kept_and_its_pop_takes_nothing(rig: Rig) -> None:
+async def test_pop_ends_at_its_deadline_and_leases_nothing(rig: Rig) -> None:
     async with RawGrpc(rig.grpc_target, timeout=0.2) as hasty:
         with pytest.raises(DeadlineExceeded):
             await hasty.pop("jobs", wait=60)
@@ -188,7 +188,7 @@ async def test_deadline_of_a_call_reaches_the_broker(rig: Rig, monkeypatch: pyte
     assert contexts[1].deadline is None
 
 
-# -- who may call ------------------------------------------------------------------------------------------------------
+# -- authentication and rights -----------------------------------------------------------------------------------------
 
 
 async def test_caller_without_or_beyond_its_key_is_refused(tmp_path: Path) -> None:
@@ -232,7 +232,9 @@ def test_auth_can_be_disabled_on_loopback_only() -> None:
         read_settings(insecure_everybody=True, host="0.0.0.0")
 
 
-def test_flags_win_over_environment_and_that_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "heapline.yaml"
     file.write_text("grpc_port: 1\nhttp_port: 2\nstop_grace: 3\nbroker:\n  cache_bytes: 4\n")
     monkeypatch.setenv("HEAPLINE_HTTP_PORT", "20")

@@ -1,4 +1,4 @@
-"""PopStream and EnqueueStream over a real socket: credits, slow and lost clients, order, ends."""
+"""PopStream and EnqueueStream over a real socket: credits, slow and disconnected clients, order, ends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def size(response: Any) -> int:
 
 
 async def take(stream: Any, count: int) -> list[Any]:
-    """Responses that hold so many messages."""
+    """Read responses until they contain this many messages."""
     got: list[Any] = []
     async with asyncio.timeout(20):
         while sum(map(size, got)) < count:
@@ -87,9 +87,9 @@ async def test_stalled_consumer_holds_a_few_batches_and_others_get_the_rest(rig:
         return same
 
     await until(settled)
-    assert last <= 200, "what a client does not read must stay in the heap"
+    assert last <= 200, "messages that a client does not read must stay in the heap"
     rest = await rig.broker.pop("jobs", 50)
-    assert rest, "a stalled consumer keeps others from nothing"
+    assert rest, "a stalled consumer does not delay others"
     stalled.cancel()
 
 
@@ -104,7 +104,7 @@ async def test_cut_stream_keeps_leases_of_sent_messages_until_they_end(rig: Rig)
     assert await rig.leased() == 0
 
 
-async def test_stream_that_waits_and_is_cut_takes_nothing_any_more(rig: Rig) -> None:
+async def test_waiting_stream_that_was_cut_leases_nothing(rig: Rig) -> None:
     stream = rig.wire.calls.stream("PopStream", Requests(pop_start(credits=5)))
     waiting = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0.05)
@@ -127,7 +127,7 @@ async def test_leases_for_a_closed_stream_are_returned(rig: Rig) -> None:
         return (stats.ready, stats.leased) == (10, 0)
 
     await until(all_back)
-    assert (await rig.behind.stats("jobs")).leased_total == 5, "they were leased in between"
+    assert (await rig.behind.stats("jobs")).leased_total == 5, "they were leased meanwhile"
 
 
 async def test_client_that_ends_its_side_ends_the_stream(rig: Rig) -> None:
@@ -142,12 +142,12 @@ async def test_client_that_ends_its_side_ends_the_stream(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "first", [pb.PopStreamRequest(credits=1), pop_start(credits=-1), pop_start(credits=1 << 40)]
 )  # fmt: skip
-async def test_stream_that_starts_wrongly_is_refused(rig: Rig, first: Any) -> None:
+async def test_stream_with_an_invalid_first_message_is_refused(rig: Rig, first: Any) -> None:
     with pytest.raises(BadRequest):
         await anext(rig.wire.calls.stream("PopStream", Requests(first)))
 
 
-async def test_stream_of_no_topic_says_so(rig: Rig) -> None:
+async def test_stream_of_an_unknown_topic_raises_not_found(rig: Rig) -> None:
     with pytest.raises(TopicNotFound):
         await anext(rig.wire.calls.stream("PopStream", Requests(pop_start("nowhere", credits=1))))
 
@@ -217,7 +217,7 @@ async def test_enqueue_stream_answers_every_batch_in_order(rig: Rig) -> None:
             assert (await rig.behind.get("jobs", id)).payload == b"%d" % i
 
 
-async def test_enqueue_stream_ends_with_the_error_of_a_batch_after_answering_those_before(rig: Rig) -> None:
+async def test_enqueue_stream_answers_earlier_batches_before_the_error_of_one(rig: Rig) -> None:
     requests = Requests(batch(b"a"), batch(b"b", topic="nowhere"))
     stream = rig.wire.calls.stream("EnqueueStream", requests)
     assert len(ids_in(await anext(stream))) == 1

@@ -1,4 +1,4 @@
-"""Garbage on the HTTP port: requests made from the OpenAPI and against it, and bytes that are no requests.
+"""Garbage on the HTTP port: requests generated from the OpenAPI document and against it, and malformed bytes.
 
 No answer is a 500, the document lists every answer, no internals of the server are disclosed, and what was
 refused has changed nothing.
@@ -42,14 +42,14 @@ INSIDE = re.compile(r"Traceback|File \"|\.py\b|site-packages|msgspec|pydantic|st
 
 
 class Served:
-    """A server on a loop and thread of its own: schemathesis calls from this one, and does not wait for a loop."""
+    """A server on its own loop and thread: schemathesis calls from this one, and does not wait for a loop."""
 
     def __init__(self, directory: Path) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self.rig = HttpRig(directory)
-        self.known: list[tuple[str, str]] = []  # ids and tokens of messages that there are
+        self.known: list[tuple[str, str]] = []  # ids and tokens of existing messages
         self.run(self._start())
         self.document = self.run(self._document())
 
@@ -64,7 +64,7 @@ class Served:
         return (await self.rig.http.get("/openapi.json")).json()
 
     async def fresh(self) -> None:
-        """A heap with one message in each state, whatever the last request did to it."""
+        """A heap with one message in each state, even after the last request changed it."""
         behind = self.rig.behind
         for info in await behind.list_topics():
             await behind.delete_topic(info.name)
@@ -101,7 +101,7 @@ def _tamed(document: Any) -> Any:
 
 
 def _operations() -> list[tuple[str, str]]:
-    """Known before there is a server, so that every route is a test of its own."""
+    """Computed before a server exists, so that every route is a separate test."""
     document = make_document()
     return [(method, path) for path, found in document["paths"].items() for method in found if path.startswith("/v1/")]
 
@@ -122,7 +122,9 @@ def _fuzz(served: Served, method: str, path: str, examples: int) -> None:
             _aim(case, served, chance)
         before = served.run(_all_there_is(served))
         response = case.call(session=session, timeout=30)
-        case.validate_response(response, checks=checks[: -1 if there else None])  # aimed, it may be right after all
+        case.validate_response(
+            response, checks=checks[: -1 if there else None]
+        )  # generated at random, it may be valid after all
         assert not INSIDE.search(response.text), response.text
         if (response.status_code >= 400 or method == "get") and not _settled_some(case, response):
             assert served.run(_all_there_is(served)) == before
@@ -141,7 +143,7 @@ def _settled_some(case: Any, response: Any) -> bool:
 
 
 def _aim(case: Any, served: Served, chance: Random) -> None:
-    """At the heap and messages that there are, with fewer wishes at once: else few requests get past their names."""
+    """Use existing heaps and messages, with fewer options at a time: otherwise few requests get past their names."""
     body = case.body if isinstance(case.body, dict) else {}
     rows = [row for name in ("messages", "leases") if isinstance(body.get(name), list) for row in body[name]]
     for place in (case.path_parameters, case.query, body, *rows):
@@ -168,17 +170,17 @@ async def _all_there_is(served: Served) -> Any:
 
 
 @pytest.mark.parametrize(("method", "path"), _operations())
-def test_requests_of_the_document_and_against_it(served: Served, method: str, path: str) -> None:
+def test_requests_generated_from_openapi_and_against_it(served: Served, method: str, path: str) -> None:
     _fuzz(served, method, path, EXAMPLES)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("method", "path"), _operations())
-def test_many_more_requests_of_the_document_and_against_it(served: Served, method: str, path: str) -> None:
+def test_many_more_requests_generated_from_openapi_and_against_it(served: Served, method: str, path: str) -> None:
     _fuzz(served, method, path, 400)
 
 
-# -- no requests at all ------------------------------------------------------------------------------------------------
+# -- malformed bytes ---------------------------------------------------------------------------------------------------
 
 HEAD = b"POST /v1/enqueue HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 BODY = b'{"topic": "jobs", "payload_text": "x"}'
@@ -197,8 +199,8 @@ GARBAGE = {
     "huge header": HEAD + b"x: " + b"y" * (1 << 20) + b"\r\n\r\n" + BODY,
     "many headers": HEAD + b"".join(b"x%d: y\r\n" % i for i in range(20_000)) + b"\r\n" + BODY,
     "huge path": b"GET /" + b"y" * (1 << 20) + b" HTTP/1.1\r\nhost: x\r\n\r\n",
-    "path that is no text": b"GET /v1/heaps/\xff%ff%00 HTTP/1.1\r\nhost: x\r\n\r\n",
-    "header that is no text": HEAD + b"x-correlation-id: \xff\r\ncontent-length: 2\r\n\r\n{}",
+    "path that is not text": b"GET /v1/heaps/\xff%ff%00 HTTP/1.1\r\nhost: x\r\n\r\n",
+    "header that is not text": HEAD + b"x-correlation-id: \xff\r\ncontent-length: 2\r\n\r\n{}",
     "unknown method": b"BREW /v1/enqueue HTTP/1.1\r\nhost: x\r\n\r\n",
     "unknown version": b"GET /v1/heaps HTTP/7.7\r\nhost: x\r\n\r\n",
     "gRPC": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(64),

@@ -21,7 +21,7 @@ WAITING = {"topic": "jobs", "wait": 3600}
 
 
 async def waiting(rig: HttpRig, count: int = 1) -> bool:
-    """Whether so many pops wait in the broker."""
+    """Whether this many pops wait in the broker."""
     return sum(not call.future.done() for call in rig.behind.runner("jobs").turns.pops) >= count
 
 
@@ -31,7 +31,7 @@ async def begin_to_wait(rig: HttpRig) -> asyncio.Task[Any]:
     return task
 
 
-async def test_waiting_pop_is_answered_when_a_message_comes(tmp_path: Path) -> None:
+async def test_waiting_pop_is_answered_when_a_message_arrives(tmp_path: Path) -> None:
     async with HttpRig(tmp_path) as rig:
         await rig.heap()
         pop = await begin_to_wait(rig)
@@ -65,7 +65,7 @@ async def test_leases_for_a_disconnected_client_are_returned(
         await rig.heap()
 
         async def disconnect_first(exchange: Any, task: Any) -> bool:
-            await task  # leased, and at the same time the client is found to be gone
+            await task  # leased when the client's disconnection is noticed
             return False
 
         monkeypatch.setattr(http, "while_connected", disconnect_first)
@@ -131,7 +131,7 @@ async def test_stop_closes_idle_connections_and_finishes_running_calls(tmp_path:
 async def test_head_of_a_request_is_bounded(tmp_path: Path, rest: bytes) -> None:
     async with HttpRig(tmp_path) as rig:
         said = await rig.raw(b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + rest)
-        assert said == b"" or said.startswith(b"HTTP/1.1 431 ")  # or cut off while it was still sending
+        assert said == b"" or said.startswith(b"HTTP/1.1 431 ")  # or closed while it was still sending
         assert (await rig.http.get("/healthz")).status_code == 200
 
 
@@ -143,17 +143,13 @@ async def test_large_body_does_not_count_as_head(tmp_path: Path) -> None:
             assert big.status_code == 200
 
 
-async def test_head_that_does_not_come_to_its_end_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connection_with_an_incomplete_head_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "HEAD_SECONDS_MAX", 0.01)
     async with HttpRig(tmp_path) as rig:
         assert await rig.raw(b"GET /healthz HTTP/1.1\r\nhost: x\r\n") == b""
 
 
-async def test_answer_that_takes_long_is_not_cut_off_with_the_head(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_answer_is_not_cut_by_the_limit_for_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "HEAD_SECONDS_MAX", 0.5)
     async with HttpRig(tmp_path) as rig:
         await rig.heap()
@@ -184,7 +180,7 @@ async def test_truncated_body_is_not_logged_as_a_server_error(tmp_path: Path, ca
 # -- logging in --------------------------------------------------------------------------------------------------------
 
 
-async def test_login_gives_a_token_and_one_answer_to_all_failures(tmp_path: Path) -> None:
+async def test_login_returns_a_token_and_the_same_answer_to_all_failures(tmp_path: Path) -> None:
     (tmp_path / "auth").mkdir()
     guard = DirectoryGuard(tmp_path / "auth", hasher=CountingHasher())
     guard.users.add("ann@example.org", Secret(PASSWORD), ["*:produce,consume,admin"])
@@ -205,7 +201,7 @@ async def test_login_gives_a_token_and_one_answer_to_all_failures(tmp_path: Path
     await guard.close()
 
 
-async def test_login_without_any_users_says_so(tmp_path: Path) -> None:
+async def test_login_on_a_server_without_users_is_refused(tmp_path: Path) -> None:
     async with HttpRig(tmp_path) as rig:
         answer = await rig.post("auth/login", {"email": "a@b.c", "password": "x"})
         assert (answer.status_code, "no users" in answer.json()["text"]) == (400, True)

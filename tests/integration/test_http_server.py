@@ -37,10 +37,10 @@ async def popped(rig: HttpRig, **more: Any) -> dict[str, Any]:
     return answer["messages"][0]  # type: ignore[no-any-return]
 
 
-# -- the document ------------------------------------------------------------------------------------------------------
+# -- OpenAPI -----------------------------------------------------------------------------------------------------------
 
 
-async def test_routes_of_the_seed_exist_exactly(rig: HttpRig) -> None:
+async def test_routes_of_the_seed_exist(rig: HttpRig) -> None:
     paths = (await rig.http.get("/openapi.json")).json()["paths"]
     for route in SEED.replace("\n", " ").split(", "):
         method, path = route.split()
@@ -72,7 +72,7 @@ async def test_every_call_documents_its_answer_its_refusals_and_its_body(rig: Ht
             )
 
 
-async def test_numbers_of_the_document_are_of_64_bits(rig: HttpRig) -> None:
+async def test_numbers_in_openapi_have_64_bits(rig: HttpRig) -> None:
     def look(schema: Any) -> None:
         if isinstance(schema, dict):
             if schema.get("type") == "integer":
@@ -86,7 +86,7 @@ async def test_numbers_of_the_document_are_of_64_bits(rig: HttpRig) -> None:
     look((await rig.http.get("/openapi.json")).json())
 
 
-async def test_docs_are_a_page_that_fetches_nothing(rig: HttpRig) -> None:
+async def test_docs_page_loads_nothing_from_elsewhere(rig: HttpRig) -> None:
     answer = await rig.http.get("/docs")
     assert "/v1/enqueue:batch" in answer.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
@@ -112,7 +112,7 @@ async def test_payload_may_be_base64_text_or_json(rig: HttpRig, given: dict[str,
 
 
 @pytest.mark.parametrize("given", [{}, {"payload": "", "payload_text": ""}, {"payload_text": "", "payload_json": 1}])
-async def test_exactly_one_payload_is_given(rig: HttpRig, given: dict[str, Any]) -> None:
+async def test_exactly_one_payload_is_required(rig: HttpRig, given: dict[str, Any]) -> None:
     for path, body in (("enqueue", given), ("enqueue:batch", {"messages": [given]})):
         answer = await rig.post(path, {"topic": "jobs", **body})
         assert answer.status_code == 400
@@ -153,7 +153,7 @@ async def test_lost_leases_are_returned_as_digit_strings(rig: HttpRig) -> None:
     assert told.json() == {"lost": [message["id"]]}
 
 
-async def test_log_comes_as_lines_of_json(rig: HttpRig) -> None:
+async def test_log_is_returned_as_lines_of_json(rig: HttpRig) -> None:
     for text in ("a", "b"):
         await rig.post("enqueue", {"topic": "jobs", "payload_text": text})
     answer = await rig.get("log", topic="jobs")
@@ -192,7 +192,7 @@ async def test_malformed_topic_path_is_rejected(rig: HttpRig, path: str) -> None
     assert (await rig.post(path)).status_code in (400, 404, 405)
 
 
-async def test_misspelt_parameter_is_refused_and_not_ignored(rig: HttpRig) -> None:
+async def test_misspelled_parameter_is_refused(rig: HttpRig) -> None:
     answer = await rig.get("peek", topic="jobs", limt=1)
     assert answer.status_code == 400
     assert answer.json()["text"].startswith("unknown field 'limt'")
@@ -213,7 +213,7 @@ async def test_misspelt_parameter_is_refused_and_not_ignored(rig: HttpRig) -> No
         b'{"topic": "jobs", "payload_text": "x", "deliver_at": "2030-01-01T00:00:00"}',
     ],
 )  # fmt: skip
-async def test_body_that_does_not_fit_is_refused_and_changes_nothing(rig: HttpRig, body: bytes) -> None:
+async def test_invalid_body_is_refused_and_changes_nothing(rig: HttpRig, body: bytes) -> None:
     before = await rig.behind.offsets("jobs")
     answer = await rig.http.post("/v1/enqueue", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
@@ -222,7 +222,7 @@ async def test_body_that_does_not_fit_is_refused_and_changes_nothing(rig: HttpRi
 
 
 @pytest.mark.parametrize("name", ["self", "topic", "config", "no such setting"])
-async def test_settings_that_no_heap_has_are_refused(rig: HttpRig, name: str) -> None:
+async def test_unknown_heap_settings_are_refused(rig: HttpRig, name: str) -> None:
     answer = await rig.http.patch("/v1/heaps/jobs", json={name: 1})
     assert (answer.status_code, answer.json()["error"]) == (400, "BadRequest")
 
@@ -245,7 +245,7 @@ async def test_too_large_request_is_rejected_before_its_body_is_read(tmp_path: P
         assert (answer.status_code, answer.headers["connection"]) == (413, "close")
 
 
-# -- who calls ---------------------------------------------------------------------------------------------------------
+# -- authentication ----------------------------------------------------------------------------------------------------
 
 
 class Counting(Keys):
@@ -269,7 +269,7 @@ async def test_caller_is_authenticated_once_per_call(tmp_path: Path) -> None:
 async def test_body_of_an_unauthenticated_request_is_not_read(tmp_path: Path) -> None:
     async with HttpRig(tmp_path, Keys(boss="*:admin")) as rig:
         head = b"POST /v1/enqueue HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
-        assert (await rig.raw(head + b"{")).startswith(b"HTTP/1.1 401 ")  # and the rest was never sent
+        assert (await rig.raw(head + b"{")).startswith(b"HTTP/1.1 401 ")  # and the rest is never sent
 
 
 async def test_unauthenticated_request_gets_401_whatever_else_is_wrong(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ async def test_caller_out_of_scope_gets_403_and_nothing_else(tmp_path: Path) -> 
         assert (await rig.get("heaps")).json() == {"items": []}
 
 
-# -- what cannot be undone ---------------------------------------------------------------------------------------------
+# -- confirmation ------------------------------------------------------------------------------------------------------
 
 
 async def test_purge_needs_a_confirmation_token(rig: HttpRig) -> None:
@@ -313,7 +313,7 @@ async def test_purge_needs_a_confirmation_token(rig: HttpRig) -> None:
     assert (await rig.post("heaps/jobs:purge", params={"force": True, "confirmation": token})).status_code == 428
 
 
-async def test_confirmation_is_of_one_call_on_one_heap(rig: HttpRig) -> None:
+async def test_confirmation_is_valid_for_one_call_on_one_heap(rig: HttpRig) -> None:
     await rig.heap("other")
     token = (await rig.post("heaps/other:purge", params={"force": True})).json()["facts"]["token"]
     sent = {"x-confirmation": token}
@@ -323,7 +323,7 @@ async def test_confirmation_is_of_one_call_on_one_heap(rig: HttpRig) -> None:
     assert (await rig.post("heaps/none:purge", params={"force": True})).status_code == 404
 
 
-async def test_confirmation_of_deleted_letters_is_of_the_same_letters(rig: HttpRig) -> None:
+async def test_confirmation_of_a_deletion_is_valid_for_the_same_letters(rig: HttpRig) -> None:
     await rig.post("enqueue", {"topic": "jobs", "payload_text": "x"})
     m = await popped(rig)
     await rig.post("bury", {"topic": "jobs", "message_id": m["message_id"], "lease_token": m["lease_token"]})

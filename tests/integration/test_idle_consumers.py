@@ -1,6 +1,6 @@
-"""Many consumers that do nothing: idle streams, and consumers that have credits and do not read.
+"""Many idle consumers: idle streams, and consumers that have credits and do not read.
 
-They cost only what they hold, delay no other caller, and leave nothing behind.
+They cost only the messages they hold, delay no other caller, and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tests.integration.server_rig import Keys, Requests, Rig, pop_start, until
 STREAMS = 1000
 STALLED = 50
 CREDITS, SIZE = 40, 20_000
-COUNT = 3000  # more than all of them have credits for
-LEASE = 8.0  # longer than it takes to open all their streams, also on a slow machine
+COUNT = 3000  # more than their total credits
+LEASE = 8.0  # longer than opening all their streams takes on a slow machine
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 class Crowd:
-    """Streams that wait, over a few connections, and what they got."""
+    """Waiting streams over a few connections, and the messages they got."""
 
     def __init__(self, clients: list[RawGrpc]) -> None:
         self.got: list[tuple[int, bytes]] = []
@@ -60,7 +60,7 @@ class Crowd:
 
 
 def waiting(rig: Rig) -> int:
-    """Pops that the engine would serve."""
+    """Return the number of pops waiting in the engine."""
     return sum(not call.future.done() for call in rig.behind.runner("jobs").turns.pops)
 
 
@@ -83,8 +83,10 @@ async def test_of_a_thousand_idle_streams_exactly_one_gets_a_message(rig: Rig) -
                 return (await rig.behind.stats("jobs")).acked_total == count
 
             await until(acked)
-        assert sorted(payload for _, payload in crowd.got) == [b"0", b"1", b"2"], "each went to exactly one"
-        assert len({number for number, _ in crowd.got}) == 3, "who has no credit left gets nothing"
+        assert sorted(payload for _, payload in crowd.got) == [b"0", b"1", b"2"], (
+            "each was delivered to exactly one stream"
+        )
+        assert len({number for number, _ in crowd.got}) == 3, "a stream without credits gets nothing"
         assert (await rig.behind.stats("jobs")).leased_total == 3
 
     async def all_gone() -> bool:
@@ -161,9 +163,9 @@ async def test_stalled_consumers_hold_only_their_credits_and_block_no_others(tmp
         grown = server.anonymous_bytes() - before
         assert grown < STALLED * CREDITS * SIZE + (16 << 20), f"{grown >> 20} MB for {held} messages of {SIZE} bytes"
         beside = max([await rate(broker) for _ in range(3)])
-        assert beside > alone / 5, f"others go on: {beside:.0f} messages/s, alone it was {alone:.0f}"
+        assert beside > alone / 5, f"others continue: {beside:.0f} messages/s, alone {alone:.0f}"
         taken = await drain(broker)
-        assert taken == COUNT, "what the stalled ones held went to others when their leases ended"
+        assert taken == COUNT, "messages of stalled consumers are delivered to others when their leases end"
         print(f"{held} held by {STALLED}, {grown >> 20} MB; {alone:.0f} and {beside:.0f} messages/s")
 
 
@@ -191,7 +193,7 @@ async def fill(broker: RawGrpc, count: int) -> None:
 
 
 async def rate(broker: RawGrpc) -> float:
-    """Messages a second of a client that works, on messages that go before those of the others."""
+    """Return messages per second of a working client, on messages that precede those of the others."""
     start = time.perf_counter()
     for _ in range(10):
         await broker.enqueue_batch("jobs", [Outgoing(b"mine", priority=0)] * 20)

@@ -1,9 +1,9 @@
-"""`kill -9` with real processes: a child works on a directory and is killed at random moments, again and again.
+"""`kill -9` with real processes: a child works on a directory and is killed at random times, again and again.
 
-After every kill the directory is checked as it lies there (`heapline journal verify`), then a copy of it is opened:
-nothing that was answered is lost, no acked message is there, batches are whole or absent, and the log of the topic
-that keeps it agrees with the engine in every count. The next child opens the killed directory itself. At the end all
-that is left is popped, and every message ever answered for is accounted for.
+After every kill the directory is checked unchanged (`heapline journal verify`), then a copy of it is opened:
+nothing that was answered is lost, no acked message exists, batches are complete or absent, and the log of the topic
+that keeps it agrees with the engine in every count. The next child opens the killed directory itself. At the end
+everything that is left is popped, and every answered message is accounted for.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tests.integration.evidence import Evidence, Said
 from tests.integration.killer import BROKER, KEPT, TOPICS, tag_of
 
 ROOT = Path(__file__).parents[2]
-ASKED = 200  # of the latest, where asking for all would tell nothing more
+ASKED = 200  # the latest ones; checking all would prove no more
 PATIENCE = 60.0  # seconds for a child to open the directory on a busy machine
 
 
 class Arena:
-    """A directory, what was said about it, and the children that work on it one after the other."""
+    """A directory, the record of its processes, and the children that work on it one after the other."""
 
     def __init__(self, place: Path, seed: int) -> None:
         self.data, self._side, self._place = place / "data", place / "side", place
@@ -44,7 +44,7 @@ class Arena:
 
     @contextlib.contextmanager
     def child(self, open_within: float) -> Iterator[None]:
-        """A child that has opened the directory, or has had so many seconds for it; killed at the end."""
+        """A child that has opened the directory, or has had this many seconds to; killed at the end."""
         self.runs += 1
         command = [sys.executable, "-m", "tests.integration.killer", str(self.data), str(self._side), str(self.runs)]
         said_before = self._side.stat().st_size
@@ -67,9 +67,9 @@ class Arena:
                 time.sleep(self.draw.choice([0.0, 0.05, 0.3, 0.6]) + self.draw.uniform(0, 0.3))
 
     def check(self) -> None:
-        """The directory as the kill left it, and a copy of it opened."""
+        """The directory as the kill left it, and an opened copy of it."""
         if not (self.data / "catalog.json").exists():
-            return  # killed before it had made anything
+            return  # killed before it had created anything
         verdict = CliRunner().invoke(app, ["journal", "verify", str(self.data)])
         assert verdict.exit_code == 0, verdict.output
         copy = self._place / "copy"
@@ -82,7 +82,7 @@ class Arena:
             there = {info.name for info in await hl.list_topics()}
             for topic, said in self.evidence.topics.items():
                 if topic not in there:
-                    assert not said.batches, f"topic {topic} is gone"
+                    assert not said.batches, f"topic {topic} is missing"
                     continue
                 await check_nothing_lost(hl, topic, said)
                 if topic == KEPT:
@@ -105,11 +105,11 @@ class Arena:
                     await hl.ack(popped)
                     said.ack_begun.update(m.id for m in popped)
                 self.evidence.check_batches_drained(topic)
-                assert not said.must_live, f"NoLostMessage: {said.must_live[:5]} never came"
+                assert not said.must_live, f"NoLostMessage: {said.must_live[:5]} were never delivered"
 
 
 async def check_nothing_lost(hl: heapline.Broker, topic: str, said: Said) -> None:
-    # Where the log is kept it accounts for every message (check_log); elsewhere each is asked for.
+    # Where the log is kept it accounts for every message (check_log); elsewhere each message is looked up.
     living = said.must_live[-ASKED:] if topic == KEPT else said.must_live
     for id, state in zip(living, await states_of(hl, topic, living), strict=True):
         assert state in ("ready", "delayed", "leased", "dead"), f"NoLostMessage: {id} is {state}"
@@ -132,7 +132,7 @@ async def check_log(hl: heapline.Broker, topic: str, said: Said) -> None:
     audit = LogAudit()
     await audit.read(hl, topic)
     stats = await hl.stats(topic)
-    if stats.partitions[0].offset == audit.rows:  # else time went on while the log was read
+    if stats.partitions[0].offset == audit.rows:  # otherwise time passed while the log was read
         found = {"ready": stats.ready, "delayed": stats.delayed, "leased": stats.leased, "dead": stats.dead}
         assert audit.states() == found
     for id in said.enqueued:

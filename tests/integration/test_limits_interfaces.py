@@ -33,7 +33,7 @@ async def open_streams(rig: GuardedRig, broker: Any, count: int) -> list[asyncio
     return streams
 
 
-async def test_streams_of_a_key_are_counted_and_a_stream_that_ends_gives_its_place_back(tmp_path: Path) -> None:
+async def test_streams_are_limited_per_key_and_an_ended_one_frees_its_slot(tmp_path: Path) -> None:
     async with GuardedRig(tmp_path, streams_per_key=2) as rig:
         _, one = rig.key("*:produce,consume")
         _, other = rig.key("*:produce,consume")
@@ -45,8 +45,8 @@ async def test_streams_of_a_key_are_counted_and_a_stream_that_ends_gives_its_pla
             ):
                 with pytest.raises(ResourceExhausted, match=r"open streams of key:.* limit of 2"):
                     await anext(stream)
-            await open_streams(rig, neighbour, 1)  # another key's are counted apart
-            assert await broker.pop("jobs") == []  # and calls are no streams
+            await open_streams(rig, neighbour, 1)  # another key's are counted separately
+            assert await broker.pop("jobs") == []  # and calls are not streams
             streams[0].cancel()
 
             async def gone() -> bool:
@@ -71,7 +71,7 @@ async def test_calls_in_progress_of_a_key_are_counted_on_all_interfaces(tmp_path
             told = await rig.ask("GET", "/v1/heaps", key)
             assert (told.status_code, told.json()["error"]) == (429, "ResourceExhausted")
             assert told.headers["retry-after"]
-            assert (await rig.ask("GET", "/v1/heaps")).status_code == 200  # the others go on
+            assert (await rig.ask("GET", "/v1/heaps")).status_code == 200  # the others continue
             assert (await rig.behind.stats("jobs")).ready == 0
             waiting[0].cancel()
 
@@ -81,7 +81,7 @@ async def test_calls_in_progress_of_a_key_are_counted_on_all_interfaces(tmp_path
             await until(has_room)
 
 
-async def test_refused_calls_take_no_place(tmp_path: Path) -> None:
+async def test_refused_calls_do_not_count(tmp_path: Path) -> None:
     async with GuardedRig(tmp_path, inflight_per_key=1) as rig:
         _, key = rig.key("*:consume")
         for _ in range(5):
@@ -109,7 +109,7 @@ async def test_consumer_gets_more_leases_only_after_acks(tmp_path: Path) -> None
             assert len(await broker.pop("jobs", 100)) == 2
 
 
-async def test_leases_that_run_out_or_outlive_a_restart_are_counted_as_they_are(tmp_path: Path) -> None:
+async def test_expired_leases_do_not_count_and_leases_survive_a_restart(tmp_path: Path) -> None:
     async with GuardedRig(tmp_path, leases_per_consumer=5) as rig:
         await rig.behind.enqueue_batch("jobs", [Outgoing(b"x")] * 30)
         assert len(await rig.as_admin(lambda b: b.pop("jobs", 5, visibility=60))) == 5
@@ -121,7 +121,7 @@ async def test_leases_that_run_out_or_outlive_a_restart_are_counted_as_they_are(
         assert len(await rig.as_admin(lambda b: b.pop("jobs", 100))) == 5
 
 
-async def test_pops_that_wait_side_by_side_do_not_get_more_together(tmp_path: Path) -> None:
+async def test_concurrent_waiting_pops_do_not_exceed_the_limit_together(tmp_path: Path) -> None:
     async with GuardedRig(tmp_path, leases_per_consumer=5) as rig, rig.as_(rig.admin_key) as broker:
         waiting = [asyncio.ensure_future(broker.pop("jobs", 4, wait=600)) for _ in range(4)]
 

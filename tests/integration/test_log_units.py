@@ -1,5 +1,5 @@
-"""The log read through a server as it lies in the journal: the same rows as from the directory, whatever happens to the
-server meanwhile."""
+"""The log read through a server as raw units: the same rows as from the directory, even if the
+server is restarted meanwhile."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def table(source: Source, **options: str) -> Any:
 
 
 @pytest.mark.parametrize("view", ["messages", "events"])
-async def test_server_gives_the_rows_of_its_directory(tmp_path: Path, view: str) -> None:
+async def test_server_returns_the_rows_of_its_directory(tmp_path: Path, view: str) -> None:
     async with Rig(tmp_path) as rig:
         await filled(rig)
         asked = {"view": view, "maxPartitionBytes": "200000"}
@@ -68,7 +68,7 @@ async def test_server_gives_the_rows_of_its_directory(tmp_path: Path, view: str)
         assert far.equals(await asyncio.to_thread(table, DirectorySource(str(rig.directory)), **later))
 
 
-async def test_stream_through_a_server_gives_every_message_once(tmp_path: Path) -> None:
+async def test_stream_through_a_server_returns_every_message_once(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await filled(rig)
         options = parse_options({"path": "-", "subscribe": "jobs", "startingOffsets": "earliest"}, streaming=True)
@@ -77,7 +77,7 @@ async def test_stream_through_a_server_gives_every_message_once(tmp_path: Path) 
         at, seen = await asyncio.to_thread(following.first), []
         for number in range(4):
             await rig.broker.enqueue("jobs", b"%d" % number)
-            await asyncio.sleep(0.06)  # it asks the server no more often
+            await asyncio.sleep(0.06)  # it polls the server no more often
             end = await asyncio.to_thread(following.next_end, at, 800, True, 0.0)
             work = await asyncio.to_thread(following.plan, at, end)
             for piece in work:

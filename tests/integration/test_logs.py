@@ -104,7 +104,7 @@ async def test_background_log_lines_carry_no_correlation_id(
         async def create(*_: Any) -> None:
             server.warning("of the call itself")
             engine.warning("of the engine meanwhile")
-            contexts.append(contextvars.copy_context())  # as a task that it begins has it
+            contexts.append(contextvars.copy_context())  # like a task that it starts
 
         monkeypatch.setattr(rig.behind, "do", create)
         await call(rig, "MakeHeap", pb.MakeHeapRequest(topic="jobs"), ("x-correlation-id", "maker"))
@@ -145,12 +145,15 @@ async def test_server_output_contains_no_payload_or_secret(tmp_path: Path) -> No
     audits = b"".join(path.read_bytes() for path in data.glob("audit*"))
     everything = out + err + audits
     forbidden = [PAYLOAD, HEADER.encode(), WRONG_KEY.encode(), b"sentinelkey", admin_key.encode()]
-    forbidden += [admin_key.split("_", 2)[2].encode(), b'"token']  # leases' tokens are small numbers: by their name
+    forbidden += [
+        admin_key.split("_", 2)[2].encode(),
+        b'"token',
+    ]  # leases' tokens are small numbers, so they are searched by name
     assert [secret for secret in forbidden if secret in everything] == []
 
 
 async def use_everything(broker: RawGrpc) -> None:
-    """Good calls and bad ones, each with something in it that must not be told."""
+    """Make valid and invalid calls, each containing something that must not be logged."""
     message = Outgoing(PAYLOAD, headers={"h": HEADER}, idempotency_key="once")
     await broker.enqueue_batch("jobs", [message, Outgoing(PAYLOAD), Outgoing(PAYLOAD, delay=3600)])
     too_much = Outgoing(PAYLOAD * 100)

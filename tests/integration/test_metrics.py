@@ -1,4 +1,4 @@
-"""`GET /metrics` of a real server: the names of the specification, what they count, and who may read them."""
+"""`GET /metrics` of a real server: the specified names, their counts, and who may read them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def samples(text: str) -> Iterator[Sample]:
 
 
 async def read(rig: Rig) -> dict[tuple[str, ...], float]:
-    """By name and the values of the labels in the order of their names."""
+    """Return values by name and by the values of the labels in the order of their names."""
     told = await scrape(rig)
     assert told.status_code == 200
     return {(s.name, *(v for _, v in sorted(s.labels.items()))): s.value for s in samples(told.text)}
 
 
 async def go_through_a_life(rig: Rig) -> None:
-    """Ten messages: five acked, one nacked, one buried, two whose lease runs out, one left; one more is delayed."""
+    """Ten messages: five acked, one nacked, one buried, two whose lease expires, one left; one more is delayed."""
     await rig.wire.create_topic("jobs", partitions=2, visibility_default=1.0)
     await rig.wire.enqueue_batch("jobs", [Outgoing(b"x", key=str(i)) for i in range(10)])
     await rig.wire.enqueue("jobs", b"later", delay=3600)
@@ -74,7 +74,7 @@ async def test_every_metric_of_the_specification_is_exposed_under_its_exact_name
         assert labels <= found[name] <= labels | {"topic"}, name
 
 
-async def test_every_family_of_the_table_is_exposed_with_its_labels_and_no_other(tmp_path: Path) -> None:
+async def test_exactly_the_families_of_the_table_are_exposed_with_their_labels(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await go_through_a_life(rig)
         rig.server.metrics.watch("fsync_latency_ms", rig.behind.runner("jobs").counters.commit.tally)  # a fake disk
@@ -110,7 +110,7 @@ async def test_metrics_count_every_event(tmp_path: Path) -> None:
     assert got["inflight", "jobs"] == 0
     assert [got["backlog", str(p.partition), "jobs"] for p in stats.partitions] == [p.ready for p in stats.partitions]
     assert sum(got["delayed", str(p), "jobs"] for p in (0, 1)) == stats.delayed
-    assert got["enqueue_latency_ms_count", "jobs"] == 2  # by call, not by message
+    assert got["enqueue_latency_ms_count", "jobs"] == 2  # per call, not per message
     assert got["pop_latency_ms_count", "jobs"] == 1
     assert got["commit_latency_ms_count", "jobs"] == got["commits_total", "jobs"] > 4
     assert got["raft_apply_latency_ms_sum", "all", "jobs"] == got["commit_latency_ms_sum", "jobs"] > 0
@@ -123,7 +123,7 @@ async def test_metrics_count_every_event(tmp_path: Path) -> None:
     assert got["topic_serving", "jobs"] == 1
 
 
-async def test_lease_that_ran_out_on_its_last_attempt_counts_as_timeout_and_as_dead_letter(tmp_path: Path) -> None:
+async def test_lease_expired_on_its_last_attempt_counts_as_timeout_and_dead_letter(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await rig.wire.create_topic("jobs", visibility_default=1.0, max_retries_default=0)
         await rig.wire.enqueue("jobs", b"x")
@@ -171,10 +171,10 @@ async def test_refused_and_failed_calls_are_counted_by_their_code(tmp_path: Path
         got = await read(rig)
     assert got["calls_total", "Enqueue", "NOT_FOUND", "grpc"] == 1
     assert got["calls_open", "Enqueue", "grpc"] == 0
-    assert not any("nowhere" in labels for labels in got)  # names that callers make up make no series
+    assert not any("nowhere" in labels for labels in got)  # names that callers invent create no series
 
 
-async def test_series_of_a_deleted_topic_end_and_the_bytes_written_stay(tmp_path: Path) -> None:
+async def test_series_of_a_deleted_topic_end_but_its_written_bytes_still_count(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await go_through_a_life(rig)
         before = await read(rig)
@@ -204,9 +204,7 @@ async def test_metrics_need_a_key_for_all_topics_unless_they_are_public(
 
 
 @pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 200), ("0.0.0.0", 401)])
-async def test_metrics_without_key_only_where_the_server_listens_on_loopback(
-    tmp_path: Path, host: str, status: int
-) -> None:
+async def test_metrics_need_no_key_only_on_loopback(tmp_path: Path, host: str, status: int) -> None:
     async with Rig(tmp_path, Keys(), host=host) as rig:
         assert (await scrape(rig)).status_code == status
 
@@ -226,4 +224,4 @@ async def test_schedule_metrics_count_fired_missed_and_late_firings(tmp_path: Pa
     assert told["schedule_missed_total",] == 2
     assert told["schedules_failing",] == told["schedule_failures_total",] == 0
     assert told["schedule_delay_ms_count",] == 4
-    assert not [labels for labels in told if "schedules" in labels[1:]], "their journal is no topic of anybody's"
+    assert not [labels for labels in told if "schedules" in labels[1:]], "their journal is not a user's topic"

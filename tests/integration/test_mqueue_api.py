@@ -1,4 +1,4 @@
-"""MQueue's API over real HTTP: the original's shapes, the order of service, time, and what is refused."""
+"""MQueue's API over real HTTP: the original's shapes, the order of service, time, and refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.server.auth.rig import PASSWORD
 SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 64 << 10}
 
 
-async def test_client_that_knows_only_the_original_s_text_gets_its_work_done(tmp_path: Path) -> None:
+async def test_client_written_for_the_original_works(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         token = (await rig.directory_guard.login(ALICE, Secret(PASSWORD))).reveal()
         url, headers = str(rig.http.base_url), {"Authorization": f"Bearer {token}"}
@@ -54,7 +54,7 @@ async def test_client_that_knows_only_the_original_s_text_gets_its_work_done(tmp
                 '"error": "Payment gateway timeout"}',
             )  # fmt: skip
             assert nack.status_code == 200
-            assert (await http.get("/dequeue", params=PLACE)).json() == []  # it backs off
+            assert (await http.get("/dequeue", params=PLACE)).json() == []  # it waits for its backoff
             await rig.pass_time(3600)
             headers["Authorization"] = f"Bearer {(await rig.directory_guard.login(ALICE, Secret(PASSWORD))).reveal()}"
             again = (await http.get("/dequeue", params=PLACE, headers=headers)).json()
@@ -65,7 +65,7 @@ async def test_client_that_knows_only_the_original_s_text_gets_its_work_done(tmp
         assert await rig.counts() == (0, 0, 0, 0)
 
 
-async def test_dequeue_answers_exactly_these_fields(tmp_path: Path) -> None:
+async def test_dequeue_returns_exactly_these_fields(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice = await rig.login(ALICE)
         (id,) = await alice.put(b"\x00\xff", priority=7)
@@ -210,7 +210,7 @@ async def test_one_too_large_message_rejects_the_whole_request(tmp_path: Path) -
         answer = await alice.enqueue(item(b"small"), item(b"x" * (65 << 10)))
         assert (answer.status_code, answer.json()["error"]) == (413, "PayloadTooLarge")
         answer = await alice.enqueue(item(b"small"), {**item(b"x" * (65 << 10)), "topic": "another"})
-        assert answer.status_code == 200, answer.text  # that one takes more, and is made
+        assert answer.status_code == 200, answer.text  # the other topic accepts more, and is created
         assert await rig.counts() == (1, 0, 0, 0)
 
 
@@ -233,7 +233,7 @@ async def test_ids_may_be_sent_as_text(tmp_path: Path) -> None:
         assert await rig.counts() == (0, 1, 0, 0)
 
 
-async def test_nack_says_why_and_a_long_error_is_cut(tmp_path: Path) -> None:
+async def test_nack_records_its_error_and_cuts_a_long_one(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice = await rig.login(ALICE)
         ids = await alice.put(b"1", b"2", b"3")
@@ -256,7 +256,7 @@ async def test_message_nacked_too_often_is_a_dead_letter(tmp_path: Path) -> None
         assert await rig.counts() == (0, 0, 0, 1)
 
 
-# -- who may -----------------------------------------------------------------------------------------------------------
+# -- rights ------------------------------------------------------------------------------------------------------------
 
 
 async def test_users_and_keys_are_accepted_and_others_rejected(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ async def test_users_and_keys_are_accepted_and_others_rejected(tmp_path: Path) -
         assert await rig.counts() == (0, 0, 1, 0)
 
 
-async def test_token_that_has_run_out_is_401(tmp_path: Path) -> None:
+async def test_expired_token_is_401(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         alice = await rig.login(ALICE)
         await alice.put(b"x")
@@ -283,7 +283,7 @@ async def test_token_that_has_run_out_is_401(tmp_path: Path) -> None:
         assert len(await (await rig.login(ALICE)).take()) == 1
 
 
-async def test_out_of_scope_is_403_whatever_the_request_also_holds(tmp_path: Path) -> None:
+async def test_out_of_scope_is_403_even_if_the_request_is_invalid(tmp_path: Path) -> None:
     users = {ALICE: "payments/*:produce", BOB: "payments/*:consume"}
     async with MQueueRig(tmp_path, users) as rig:
         alice, bob = await rig.login(ALICE), await rig.login(BOB)
@@ -300,7 +300,7 @@ async def test_out_of_scope_is_403_whatever_the_request_also_holds(tmp_path: Pat
         assert [info.name for info in await rig.behind.list_topics()] == [WHERE]
 
 
-# -- topics that are made by the way -----------------------------------------------------------------------------------
+# -- implicitly created topics -----------------------------------------------------------------------------------------
 
 
 async def test_enqueue_creates_the_topics_it_names(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ async def test_enqueue_creates_the_topics_it_names(tmp_path: Path) -> None:
         assert plain["id"] == answer.json()[1]
 
 
-async def test_dequeue_before_the_first_enqueue_finds_nothing_and_makes_nothing(tmp_path: Path) -> None:
+async def test_dequeue_from_a_missing_topic_returns_nothing_and_creates_nothing(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         bob = await rig.login(BOB)
         answer = await bob.dequeue(namespace="nobody", topic="knows")
@@ -349,7 +349,7 @@ async def test_implicit_topics_of_a_namespace_are_limited_even_concurrently(tmp_
         assert (refused.status_code, refused.json()["error"]) == (429, "ResourceExhausted")
         made = [info.name for info in await rig.behind.list_topics()]
         assert len(made) == 3
-        for name in made:  # those that are there go on
+        for name in made:  # existing ones continue
             namespace, topic = name.split("/")
             assert (await bob.enqueue({**item(), "namespace": namespace, "topic": topic})).status_code == 200
 
@@ -359,7 +359,7 @@ async def test_rejected_request_creates_no_topic(tmp_path: Path) -> None:
         bob = await rig.login(BOB)
         answer = await bob.enqueue(item(), {**item(b"x" * (2 << 20)), "topic": "another"})
         assert answer.status_code == 413
-        assert (await bob.enqueue(*[item(b"x" * (1 << 20))] * 16)).status_code == 400  # over what is written at once
+        assert (await bob.enqueue(*[item(b"x" * (1 << 20))] * 16)).status_code == 400  # over the limit of one write
         assert await rig.behind.list_topics() == []
 
 
@@ -384,13 +384,13 @@ async def test_enqueue_over_several_topics_is_atomic(tmp_path: Path) -> None:
         assert (await bob.dequeue(topic="b")).json()[1]["id"] == ids[1]
 
 
-async def test_decisions_over_several_topics_are_forgotten_once_they_are_carried_out(tmp_path: Path) -> None:
+async def test_decisions_over_several_topics_are_forgotten_once_applied(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
         bob = await rig.login(BOB)
         for _ in range(3):
             assert (await bob.enqueue({**item(), "topic": "a"}, {**item(), "topic": "b"})).status_code == 200
         assert len(await rig.behind.list_batches()) == 3
-        await rig.behind.batches.forget_old(7 * 86400)  # as its watch does every minute
+        await rig.behind.batches.forget_old(7 * 86400)  # as its periodic check does every minute
         assert await rig.behind.list_batches() == []
         await rig.restart()
         assert await rig.behind.list_batches() == []

@@ -39,7 +39,7 @@ async def test_commands_enqueue_lease_ack_and_nack(tmp_path: Path) -> None:
         assert await rig.counts() == (0, 1, 0, 0)  # one acked, one nacked
 
 
-def test_settings_are_settings(tmp_path: Path) -> None:
+def test_documented_settings_exist(tmp_path: Path) -> None:
     (tmp_path / "server.yaml").write_text(block("yaml"))
     rules = read_settings(tmp_path / "server.yaml").mqueue_rules()
     assert (rules.rate, rules.burst, rules.rates) == (100, 2, {"payments": 1000, "internal": 0})

@@ -1,4 +1,4 @@
-"""A real server is killed again and again under MQueue's API: what is retried goes in, and once."""
+"""A real server is killed repeatedly under MQueue's API: retried requests are stored, and once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KILLS = 3
 
 
 class Producer:
-    """Sends one request after the other over all topics, each until it is answered."""
+    """Sends one request after the other over all topics, each repeatedly until answered."""
 
     def __init__(self, name: int) -> None:
         self._name = name
@@ -33,7 +33,7 @@ class Producer:
             if answer.status_code == 200:
                 self.answered += 1
             else:
-                assert answer.status_code == 503, answer.text  # nothing that a kill left is in the way
+                assert answer.status_code == 503, answer.text  # no remains of a kill are in the way
 
 
 async def drained(client: Client, topic: str) -> list[str]:
@@ -66,12 +66,12 @@ async def test_retries_over_several_topics_with_the_same_keys_count_once(tmp_pat
             ends = await asyncio.gather(*tasks, return_exceptions=True)
             assert all(isinstance(end, httpx.TransportError) for end in ends), ends
     async with served(tmp_path) as (_, client):
-        assert (await client.enqueue(item() | {"topic": "another"})).status_code == 200  # drops what is left
+        assert (await client.enqueue(item() | {"topic": "another"})).status_code == 200  # drops the remains
         found = {topic: await drained(client, topic) for topic in TOPICS}
     first = found[TOPICS[0]]
-    assert len(first) == len(set(first)), "a message went in twice"
+    assert len(first) == len(set(first)), "a message was stored twice"
     for topic in TOPICS:
         assert sorted(found[topic]) == sorted(first), f"{NAMESPACE}/{topic} got another share than the first topic"
     answered = sum(p.answered for p in producers)
     assert answered >= 40 * KILLS
-    assert answered <= len(first) <= answered + len(producers)  # the last request of each may have gone in unanswered
+    assert answered <= len(first) <= answered + len(producers)  # the last request of each may be stored unanswered

@@ -47,12 +47,12 @@ async def test_lease_that_has_ended_cannot_be_ended_again(tmp_path: Path, call: 
         (id,) = await alice.put(b"x")
         (held,) = await alice.take()
         await rig.pass_time(31)
-        await refused(await act(alice, call, id), id)  # it waits to be tried again
+        await refused(await act(alice, call, id), id)  # it waits for its retry
         await refused(await act(alice, call, id, lease_token=held["lease_token"]), id)
         await rig.pass_time(60)
         (again,) = await bob.take()
         assert (again["id"], again["attempts"]) == (id, 2)
-        await refused(await act(alice, call, id), id)  # now it is another's
+        await refused(await act(alice, call, id), id)  # now it belongs to another caller
         assert await rig.counts() == (0, 0, 1, 0)
         assert (await bob.ack(id)).status_code == 200
         assert await rig.counts() == (0, 0, 0, 0)
@@ -165,7 +165,7 @@ async def test_recreated_topic_has_no_leases_of_the_old_one(tmp_path: Path) -> N
         (old,) = await alice.put(b"old")
         (held,) = await alice.take()
         await rig.behind.delete_topic(WHERE)
-        await refused(await alice.ack(old), old)  # also while there is none
+        await refused(await alice.ack(old), old)  # even while the topic does not exist
         (new,) = await alice.put(b"new")
         assert new != old
         (again,) = await alice.take()

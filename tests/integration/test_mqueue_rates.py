@@ -24,7 +24,7 @@ async def test_rate_limited_namespace_gets_retry_after_and_others_are_served(tmp
         (id,) = await alice.put(b"x")
         assert [m["id"] for m in await bob.take()] == [id]  # two requests at the same time, from any user
         for refused in (alice.enqueue(item()), bob.dequeue(), bob.ack(id), bob.nack(id)):
-            limited(await refused, 3)  # 2.5 seconds, in whole ones
+            limited(await refused, 3)  # 2.5 seconds, rounded up
         assert await rig.counts() == (0, 0, 1, 0)
         assert (await bob.enqueue({**item(), "namespace": "other"})).status_code == 200
         await rig.pass_time(2.4)
@@ -46,7 +46,7 @@ async def test_request_over_two_namespaces_counts_in_both_or_in_none(tmp_path: P
         assert [(await bob.enqueue(other)).status_code for _ in range(3)] == [200, 200, 429]
 
 
-async def test_namespace_may_have_a_rate_of_its_own_or_none(tmp_path: Path) -> None:
+async def test_namespace_can_have_its_own_rate_or_none(tmp_path: Path) -> None:
     rates = {"quick": 0.0, "slow": 0.001}
     async with MQueueRig(tmp_path, mqueue_rate=2.0, mqueue_burst=1.0, mqueue_rates=rates) as rig:
         bob = await rig.login(BOB)

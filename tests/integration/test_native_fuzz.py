@@ -35,7 +35,7 @@ WINDOWS = Windows(calls=8, waiting=8, body_bytes=MB, calls_bytes=2 * MB, bodies=
 
 @pytest.fixture
 async def rig(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Rig]:
-    """A server with a topic that must look the same in the end, and no trace of the connections."""
+    """A server with a topic that must be unchanged at the end, without remains of the connections."""
     keys = Keys(good="*:produce,consume,admin", other="other:produce,consume,admin")
     async with Rig(tmp_path, keys) as rig:
         rig.server._native.windows = WINDOWS
@@ -90,7 +90,7 @@ def conversation() -> list[bytes]:
 
 
 def damaged(chance: Random) -> list[bytes]:
-    """Return chunks: the conversation with frames left out, repeated, exchanged and changed, cut anywhere."""
+    """Return chunks: the conversation with frames omitted, repeated, exchanged and changed, cut anywhere."""
     frames = conversation()
     for _ in range(chance.randrange(4)):
         at, to = chance.randrange(len(frames)), chance.randrange(len(frames))
@@ -112,7 +112,7 @@ def damaged(chance: Random) -> list[bytes]:
 
 
 async def attack(rig: Rig, chance: Random) -> None:
-    """Connect, send damaged frames, read some of the answers or none, and leave in some way."""
+    """Connect, send damaged frames, read some of the answers or none, and disconnect in some way."""
     client = RawNative(rig.target)
     await client.connect()
     client.writer.write(hello(chance.choice(CREDENTIALS)))
@@ -126,7 +126,7 @@ async def attack(rig: Rig, chance: Random) -> None:
     if leave == 0:
         client.writer.transport.abort()
     elif leave == 1:
-        with contextlib.suppress(OSError):  # the server was quicker
+        with contextlib.suppress(OSError):  # the server was faster
             client.writer.write_eof()
         while await client.read():
             pass
@@ -149,7 +149,7 @@ async def test_many_damaged_frames_change_nothing(rig: Rig) -> None:
     await attack_often(rig, SOAK_ROUNDS, ROUNDS)
 
 
-async def test_frames_split_at_every_byte_are_answered_as_if_they_were_not(rig: Rig) -> None:
+async def test_frames_split_at_every_byte_are_answered_like_whole_ones(rig: Rig) -> None:
     sent = b"".join(
         (
             request(1, Stats("jobs")),
@@ -169,7 +169,7 @@ async def test_frames_split_at_every_byte_are_answered_as_if_they_were_not(rig: 
         await written(transport)
         client.receive(transport.taken())
         for _ in range(3):
-            client.send_request(Stats.facts.id, b"")  # so that it knows the numbers
+            client.send_request(Stats.facts.id, b"")  # so that the connection knows the numbers
         connection.data_received(sent[:at])
         connection.data_received(sent[at:])
         answers: dict[int, type] = {}
@@ -191,7 +191,7 @@ async def test_incomplete_bodies_are_bounded_and_freed(rig: Rig) -> None:
     piece = frame(3, 0, bytes(200 << 10), flags=2, command=Enqueue.facts.id)
     async with RawNative(rig.target, "good") as client:
         (connection,) = rig.server._native.connections
-        for turn in range(100):  # 20 MB, if the server took them
+        for turn in range(100):  # 20 MB, if the server accepted them
             number = 1 + turn % 3
             client.writer.write(piece[:8] + number.to_bytes(4, "little") + piece[12:])
             assert connection._frames.incomplete <= WINDOWS.bodies_bytes + (256 << 10) + 12
@@ -201,7 +201,7 @@ async def test_incomplete_bodies_are_bounded_and_freed(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("length", [4085, 0x30001, 0xFFFFFFFF])
-async def test_frame_over_the_limit_of_strangers_is_refused_before_it_arrives(rig: Rig, length: int) -> None:
+async def test_frame_over_the_unauthenticated_limit_is_refused_before_it_arrives(rig: Rig, length: int) -> None:
     client = RawNative(rig.target)
     await client.connect()
     client.writer.write(length.to_bytes(4, "little") + b"\x01" + bytes(7))

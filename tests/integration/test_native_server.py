@@ -1,4 +1,4 @@
-"""The native interface over a real socket: many calls on one connection, how they end, and leases that no one got."""
+"""The native interface over a real socket: many calls on one connection, how they end, and undelivered leases."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def client(rig: Rig) -> AsyncIterator[RawNative]:
 
 
 async def is_idle(rig: Rig) -> bool:
-    """Whether all requests have ended and gave back what they counted."""
+    """Whether all requests have ended and released what they counted."""
     gate = rig.server.gate
     return (gate.requests_open, gate.calls.held, gate.streams.held) == (0, {}, {})
 
@@ -186,7 +186,7 @@ async def test_error_over_the_window_of_the_client_is_answered(
         assert code_of(answer) == "RESOURCE_EXHAUSTED"
 
 
-# -- leases that no one receives ---------------------------------------------------------------------------------------
+# -- undelivered leases ------------------------------------------------------------------------------------------------
 
 
 async def test_cancelled_pop_leases_nothing_later(rig: Rig, client: RawNative) -> None:
@@ -199,7 +199,7 @@ async def test_cancelled_pop_leases_nothing_later(rig: Rig, client: RawNative) -
     assert await all_ready(rig, 1)
 
 
-async def test_pop_out_of_time_returns_leases_that_arrive_later(rig: Rig) -> None:
+async def test_pop_past_its_deadline_returns_leases_that_arrive_later(rig: Rig) -> None:
     await rig.behind.enqueue("jobs", b"x")
     async with Proxy(rig.target) as proxy, NativeBroker(proxy.target, timeout=0.5) as hasty:
         await hasty.stats("jobs")
@@ -231,7 +231,7 @@ async def test_leases_granted_while_the_transport_closes_are_returned(rig: Rig, 
     done = connection._done
 
     def done_while_closing(call: Any, answer: Any) -> None:
-        connection._transport.close()  # as when the server stops; the loop reports the loss later
+        connection._transport.close()  # as if the server stops; the loop reports the loss later
         done(call, answer)
         connection.flush()
         granted.set()
@@ -307,7 +307,7 @@ async def test_delivered_leases_are_not_kept_while_other_answers_wait(
         return bool(connection._unsent)
 
     await until(is_answered)
-    connection._is_paused = False  # room for one piece, and no more
+    connection._is_paused = False  # space for one piece only
     monkeypatch.setattr(transport, "writelines", lambda buffers: connection.pause_writing())
     connection._frames._writer.put(6, 1, 99, b"z" * 2 * MB)
     connection.flush()
@@ -351,7 +351,7 @@ async def test_sdk_waits_for_the_window_instead_of_being_refused(rig: Rig) -> No
         assert [len(messages) for messages in await asyncio.wait_for(asyncio.gather(*pops), 20)] == [1] * 5
 
 
-async def test_client_that_does_not_read_is_not_read_further(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_stops_reading_from_a_client_that_does_not_read(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "BACKED_UP_BYTES", 64 << 10)
     async with RawNative(rig.target) as client:
         connection = connection_of(rig)
@@ -372,7 +372,7 @@ async def test_client_that_does_not_read_is_not_read_further(rig: Rig, monkeypat
         assert connection._is_reading
 
 
-async def test_slow_client_is_not_taken_for_dead_while_it_is_not_read(
+async def test_slow_client_is_not_closed_as_silent_while_it_is_not_read(
     rig: Rig, client: RawNative, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection, now = connection_of(rig), 1000.0
@@ -430,7 +430,7 @@ async def test_feed_of_a_broken_connection_ends(rig: Rig, client: RawNative) -> 
     await until(lambda: is_idle(rig))
 
 
-# -- who may call ------------------------------------------------------------------------------------------------------
+# -- authentication and rights -----------------------------------------------------------------------------------------
 
 
 async def test_revoked_key_is_rejected_at_the_next_call(tmp_path: Path) -> None:
@@ -444,7 +444,7 @@ async def test_revoked_key_is_rejected_at_the_next_call(tmp_path: Path) -> None:
         assert await all_ready(rig, 1)
 
 
-async def test_revoked_key_and_a_violation_at_once_end_the_connection_in_order(tmp_path: Path) -> None:
+async def test_revoked_key_with_a_simultaneous_violation_ends_the_connection_in_order(tmp_path: Path) -> None:
     keys = Keys(good="*:produce,consume,admin")
     async with Rig(tmp_path, keys) as rig, RawNative(rig.target, "good") as client:
         keys.revoked.add("good")
@@ -507,7 +507,7 @@ async def test_unknown_key_is_refused_whatever_follows_it(tmp_path: Path) -> Non
         assert rig.server.gate.requests_open == 0
 
 
-async def test_valid_hello_with_a_violation_behind_it_is_refused_without_an_error_in_the_log(
+async def test_violation_right_after_a_valid_hello_is_refused_without_a_logged_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Rig(tmp_path, Keys(good="*:admin")) as rig:
@@ -576,7 +576,7 @@ async def test_stopping_server_answers_calls_in_flight(
     await stopping
 
 
-async def test_client_connects_again_when_the_server_is_back(rig: Rig) -> None:
+async def test_client_reconnects_to_a_restarted_server(rig: Rig) -> None:
     async with NativeBroker(rig.target) as client:
         await client.enqueue("jobs", b"x")
         port = rig.server.port
@@ -588,7 +588,7 @@ async def test_client_connects_again_when_the_server_is_back(rig: Rig) -> None:
         assert (await client.stats("jobs")).ready == 1
 
 
-async def test_server_that_accepts_and_says_nothing_costs_no_more_than_the_deadline() -> None:
+async def test_call_to_a_silent_server_ends_at_its_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         async with NativeBroker(f"127.0.0.1:{port}", timeout=0.05) as client:
@@ -601,7 +601,7 @@ async def test_server_that_accepts_and_says_nothing_costs_no_more_than_the_deadl
 # -- Unix sockets ------------------------------------------------------------------------------------------------------
 
 
-async def test_unix_socket_is_for_this_user_alone_and_goes_when_the_server_stops(tmp_path: Path) -> None:
+async def test_unix_socket_is_private_to_the_user_and_removed_when_the_server_stops(tmp_path: Path) -> None:
     path = tmp_path / "heapline.sock"
     async with Rig(tmp_path, unix_socket=path) as rig, NativeBroker(f"unix://{path}") as client:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600

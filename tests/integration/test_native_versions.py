@@ -1,4 +1,4 @@
-"""Clients and servers of other minor releases over the native wire: what both know works; the rest is named or ignored.
+"""Clients and servers of other minor releases over the native wire: common features work; others are named or ignored.
 
 The other release adds fields wherever a map is sent: in the handshake, in headers, in calls, results and errors.
 """
@@ -54,7 +54,7 @@ class NewerClient(RawNative):
         super().flush()
 
     async def answer(self, command: int, body: bytes, headers: bytes = b"") -> Any:
-        """Send a request of which the frames here know nothing, and return its answer."""
+        """Send a request that the frames here do not have, and return its answer."""
         number = self.frames.send_request(command, b"")
         self.frames.take()
         block = len(headers).to_bytes(2, "little") + headers if headers else b""
@@ -63,7 +63,7 @@ class NewerClient(RawNative):
         return answer
 
 
-async def test_newer_client_works_and_what_the_server_does_not_know_is_refused_by_name(rig: Rig) -> None:
+async def test_newer_client_works_and_unknown_calls_and_fields_are_refused_by_name(rig: Rig) -> None:
     get = codec.encode(GetTopic("jobs"))
     async with NewerClient(rig.target) as client:
         assert client.frames.welcome is not None
@@ -77,7 +77,7 @@ async def test_newer_client_works_and_what_the_server_does_not_know_is_refused_b
             assert isinstance(refused, Error)
             assert isinstance(refused.error, BadRequest)
             assert name in str(refused.error)
-        assert isinstance(await client.answer(0x09, get), Response), "the connection goes on"
+        assert isinstance(await client.answer(0x09, get), Response), "the connection continues"
 
 
 async def test_client_works_with_a_newer_server(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ async def test_paused_server_raises_connection_lost_and_late_writes_keep_their_r
             with pytest.raises(ConnectionLost):
                 await kv.entries("")
             servers.nodes[0].send(signal.SIGCONT)
-            await answered(kv, b"bob")  # applied after all, so it must not count as rejected
+            await answered(kv, b"bob")  # applied in the end, so it must not count as rejected
             with pytest.raises(Conflict):
                 await kv.update("leader", b"eve", revision)
 

@@ -1,4 +1,4 @@
-"""Writers and relays of an outbox die by SIGKILL: each message is enqueued once if and only if its order is there."""
+"""Writers and relays of an outbox are killed: each message is enqueued once if and only if its order exists."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_messages_are_enqueued_once_iff_their_transaction_committed(tmp_path: Pa
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("setting", ["directory", "server"])
-def test_the_same_over_many_kills(tmp_path: Path, setting: str, seed: int) -> None:
+def test_messages_are_enqueued_once_iff_committed_over_many_kills(tmp_path: Path, setting: str, seed: int) -> None:
     counts = killed(tmp_path, setting, kills=300, seed=seed)
     check(counts, 300)
     assert counts["left_rows_in_doubt"] > 0

@@ -47,7 +47,7 @@ async def hl() -> AsyncIterator[MemoryBroker]:
         yield broker
 
 
-async def test_rows_come_whole_by_either_kind_of_engine(engine: Engine, url: str, hl: MemoryBroker) -> None:
+async def test_rows_are_complete_with_both_kinds_of_engines(engine: Engine, url: str, hl: MemoryBroker) -> None:
     asynchronous = create_async_engine(url)
     async with asynchronous.begin() as connection:
         await outbox.enqueue(connection, "jobs", b"\x00\xff", priority=-(1 << 62), headers={"ü": "1"}, key="k", ttl=1.5)
@@ -92,7 +92,7 @@ def write(engine: Engine, name: int, committed: list[bytes]) -> None:
                 committed += mine
 
 
-async def test_many_writers_and_mortal_relays_enqueue_each_row_once(engine: Engine, hl: MemoryBroker) -> None:
+async def test_many_writers_and_killed_relays_enqueue_each_row_once(engine: Engine, hl: MemoryBroker) -> None:
     committed: list[bytes] = []
     threads = [threading.Thread(target=write, args=(engine, name, committed)) for name in range(4)]
     for thread in threads:
@@ -100,7 +100,7 @@ async def test_many_writers_and_mortal_relays_enqueue_each_row_once(engine: Engi
     rng, deaths = random.Random(5), 0
 
     async def relays(is_mortal: bool) -> None:
-        """One after the other: as one is killed the next begins."""
+        """One after the other: when one is killed the next begins."""
         nonlocal deaths
         while any(thread.is_alive() for thread in threads) or (is_mortal and deaths < 40 and waiting(engine)):
             broker: Any = FaultyBroker(hl, rng, 0.1 if is_mortal else 0)

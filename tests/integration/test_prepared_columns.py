@@ -1,4 +1,4 @@
-"""Parts that travel as columns and want no results, as Spark sends them: the same parts as any other."""
+"""Parts sent as columns without results, as Spark sends them, equal any other parts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def made(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("messages", [PLAIN, TIMED, RICH], ids=["plain", "timed", "rich"])
-async def test_part_that_wants_no_results_is_the_same_part(tmp_path: Path, messages: list[Outgoing]) -> None:
+async def test_part_without_results_is_the_same_part(tmp_path: Path, messages: list[Outgoing]) -> None:
     async with Rig(tmp_path) as rig:
         await made(rig)
         answer = await call(rig, "PrepareBatch", request("1", messages))
@@ -80,7 +80,7 @@ async def test_invalid_part_raises_the_usual_error_and_prepares_nothing(tmp_path
         assert await rig.broker.list_batches() == []
 
 
-async def test_part_for_a_topic_beyond_its_key_is_refused(tmp_path: Path) -> None:
+async def test_part_for_a_topic_outside_the_key_s_scope_is_refused(tmp_path: Path) -> None:
     keys = Keys(admin="*:produce,consume,admin", writer="jobs*:produce")
     async with Rig(tmp_path, keys) as rig:
         await rig.behind.create_topic("secrets", segment_bytes=1 << 20, max_payload_bytes=1000)

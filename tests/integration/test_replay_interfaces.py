@@ -32,7 +32,7 @@ async def ended(hl: Any, name: str) -> Any:
     return info
 
 
-async def test_reading_needs_to_consume_and_starting_to_administer_and_to_produce(rig: GuardedRig) -> None:
+async def test_reading_needs_consume_and_starting_needs_admin_and_produce(rig: GuardedRig) -> None:
     _, reader = rig.key("jobs:consume")
     _, admin = rig.key("jobs:consume,admin")
     _, both = rig.key("jobs:consume,admin", "other:produce")
@@ -78,7 +78,7 @@ async def test_starting_and_cancelling_a_replay_are_audited(rig: GuardedRig) -> 
     ]  # fmt: skip
 
 
-async def test_http_reads_lines_and_keeps_places(rig: GuardedRig) -> None:
+async def test_http_reads_lines_and_saves_checkpoints(rig: GuardedRig) -> None:
     asked = {"topic": "jobs", "checkpoint": "c", "payload_as": "text"}
     answer = await rig.ask("POST", "/v1/replays:read", json=asked)
     lines = [msgspec.json.decode(line) for line in answer.content.splitlines()]

@@ -1,5 +1,5 @@
 """`kill -9` of a process that replays: each message is in the target exactly once, and a reader with a checkpoint
-misses none and sees again only what came since the last keeping."""
+misses none and sees again only rows since the last save."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def fill(data: Path) -> None:
 
 
 def run_children(data: Path, side: Path, draw: random.Random) -> int:
-    """One after the other, killed at random moments, and the last one left alone; how many were killed."""
+    """Run processes one after the other, killed at random times, the last to its end; return how many were killed."""
     killed = 0
     while True:
         before = side.stat().st_size if side.exists() else 0
@@ -36,7 +36,7 @@ def run_children(data: Path, side: Path, draw: random.Random) -> int:
         with subprocess.Popen(command, cwd=ROOT) as child:
             try:
                 deadline = time.monotonic() + 60
-                wanted = before + draw.randrange(6, 2000)  # bytes that it has noted when it is killed
+                wanted = before + draw.randrange(6, 2000)  # bytes in its record when it is killed
                 while killed < KILLS and child.poll() is None and side_size(side) < wanted:
                     assert time.monotonic() < deadline
                     time.sleep(0.002)
@@ -56,7 +56,7 @@ async def test_replay_killed_repeatedly_loses_and_duplicates_nothing(tmp_path: P
     data, side = tmp_path / "data", tmp_path / "side"
     await fill(data)
     killed = run_children(data, side, random.Random(11))
-    assert killed >= 3, "the test is about kills"
+    assert killed >= 3, "the test proves nothing without kills"
     async with heapline.open(data, **BROKER) as hl:
         info = await hl.get_replay("again")
         assert (info.state, info.replayed, info.skipped) == ("done", ROWS, 0)
@@ -71,4 +71,4 @@ async def test_replay_killed_repeatedly_loses_and_duplicates_nothing(tmp_path: P
     for run in runs:
         assert len(set(run)) == len(run)
     again = seen.total() - ROWS
-    assert again <= killed * 4 * KEEP_ROWS, f"{again} rows came again after {killed} kills"
+    assert again <= killed * 4 * KEEP_ROWS, f"{again} rows were repeated after {killed} kills"

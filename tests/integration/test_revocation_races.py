@@ -1,4 +1,4 @@
-"""A key that is revoked while a request that came with it is still being sent, or waits for its turn."""
+"""A key that is revoked while its request is still being sent, or waits for its turn."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[GuardedRig]:
         ("/v1/enqueue", {"topic": "jobs", "payload_text": "x"}),
     ],
 )  # fmt: skip
-async def test_key_revoked_while_a_body_is_on_its_way_does_nothing(rig: GuardedRig, path: str, body: Any) -> None:
+async def test_key_revoked_while_its_body_is_sent_does_nothing(rig: GuardedRig, path: str, body: Any) -> None:
     key_id, leaked = rig.key(ALL)
     await rig.ask("GET", "/v1/heaps", leaked)
     data, uses = json.dumps(body).encode(), rig.guard.authenticate
@@ -60,7 +60,7 @@ async def test_key_revoked_while_a_body_is_on_its_way_does_nothing(rig: GuardedR
     assert (await rig.behind.stats("jobs")).ready == 0
 
 
-async def test_key_revoked_while_its_changes_wait_for_their_turn_makes_no_more(rig: GuardedRig) -> None:
+async def test_key_revoked_while_its_changes_wait_applies_none_of_them(rig: GuardedRig) -> None:
     key_id, leaked = rig.key(ALL)
     async with rig.guard._changing:  # another change is in progress
         revoking = asyncio.ensure_future(rig.ask("DELETE", f"/v1/keys/{key_id}"))

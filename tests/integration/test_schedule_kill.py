@@ -1,6 +1,6 @@
-"""A broker with schedules is killed with SIGKILL, over and over: each firing is in its topic, and once.
+"""A broker with schedules is killed with SIGKILL repeatedly: each firing is in its topic exactly once.
 
-Time runs fifty times as fast for the killed, so that many firings fall into each of their short lives.
+Time runs fifty times as fast in these processes, so that many firings are in each of their short lives.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def serve(path: Path, clock: FastClock, serving: int) -> None:
 
 
 def live(path: Path, clock: FastClock, seconds: float) -> None:
-    """A life of a broker in a process of its own, as long as chance has it."""
+    """Run a broker in a separate process for a random time."""
     look, serving = os.pipe()
     pid = os.fork()
     if not pid:
@@ -63,7 +63,7 @@ async def make(path: Path, clock: FastClock) -> None:
 
 
 async def look(path: Path, clock: FastClock) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """The moments that were fired, and those that were to be, by schedule."""
+    """Return the times that were fired, and those that should be, by schedule."""
     found: dict[str, list[str]] = {name: [] for name in NAMES}
     async with EmbeddedBroker(str(path), clock=clock) as hl:
         await hl.fire_schedules()

@@ -60,7 +60,7 @@ async def test_schedule_requires_the_produce_right_on_its_topic(rig: GuardedRig)
         assert (await hl.pause_schedule("shop/theirs")).state == "paused"
 
 
-async def test_changes_are_on_record_with_the_schedules_name_and_without_payloads(rig: GuardedRig) -> None:
+async def test_changes_are_audited_with_the_schedule_s_name_and_without_payloads(rig: GuardedRig) -> None:
     async with rig.as_(rig.admin_key) as admin:
         await admin.create_schedule("nightly", cron="0 3 * * *", topic="jobs", payload=PAYLOAD)
         await admin.get_schedule("nightly")
@@ -84,7 +84,7 @@ async def test_changes_are_on_record_with_the_schedules_name_and_without_payload
     assert "swordfish" not in text
 
 
-async def test_servers_limit_of_payloads_holds_for_schedules_too(tmp_path: Path) -> None:
+async def test_server_s_payload_limit_applies_to_schedules(tmp_path: Path) -> None:
     async with GuardedRig(tmp_path, payload_bytes_max=100) as rig, rig.as_(rig.admin_key) as admin:
         with pytest.raises(PayloadTooLarge):
             await admin.create_schedule("a", every=60, topic="jobs", payload=bytes(101))
@@ -93,7 +93,7 @@ async def test_servers_limit_of_payloads_holds_for_schedules_too(tmp_path: Path)
         assert await admin.list_schedules() == []
 
 
-async def test_http_takes_and_shows_payloads_as_text_and_json(rig: GuardedRig) -> None:
+async def test_http_accepts_and_returns_payloads_as_text_and_json(rig: GuardedRig) -> None:
     body = {"name": "a", "topic": "jobs", "cron": "@hourly", "payload_json": {"order": 7}}
     made = await rig.ask("POST", "/v1/schedules", json=body)
     assert made.status_code == 201

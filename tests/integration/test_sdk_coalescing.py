@@ -1,4 +1,4 @@
-"""Single calls that travel together over a real server: few calls, and each caller's own answer."""
+"""Single calls are joined over a real server: few requests, and each caller gets its own answer."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_small_batches_are_joined_and_rejected_independently(hl: Connected
     assert heard.calls["EnqueueBatch"] <= 2
 
 
-async def test_batches_that_together_are_too_many_are_taken_one_by_one(hl: ConnectedBroker) -> None:
+async def test_batches_that_exceed_the_limit_together_are_sent_one_by_one(hl: ConnectedBroker) -> None:
     await hl.update_topic("jobs", max_backlog=10)
     calls = (hl.enqueue_batch("jobs", [Outgoing(b"x")] * 4) for _ in range(5))
     results = await asyncio.gather(*calls, return_exceptions=True)
@@ -142,7 +142,7 @@ async def test_batches_that_together_are_too_many_are_taken_one_by_one(hl: Conne
     assert (await hl.stats("jobs")).ready == 8
 
 
-async def test_topic_written_in_full_shares_the_lane_and_the_numbers(hl: ConnectedBroker) -> None:
+async def test_full_topic_name_shares_the_lane_and_the_numbers(hl: ConnectedBroker) -> None:
     await asyncio.gather(*(hl.enqueue("jobs", b"a"), hl.enqueue("default/jobs", b"b")))
     assert {m.payload for m in await hl.pop("default/jobs", 5)} == {b"a", b"b"}
 
@@ -177,13 +177,13 @@ async def test_revoked_key_ends_consuming_with_its_error(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-async def test_stream_brings_no_more_than_is_wanted(rig: Rig, hl: ConnectedBroker, prefetch: int) -> None:
+async def test_consumer_leases_no_more_than_it_wants(rig: Rig, hl: ConnectedBroker, prefetch: int) -> None:
     await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, priority=i) for i in range(12)])
     async with hl.consume("jobs", prefetch=prefetch) as messages:
         for number in range(4):
             message = await anext(messages)
             assert message.payload == b"%d" % number
-            for _ in range(20):  # time enough for more to come
+            for _ in range(20):  # time for more to arrive
                 await hl.stats("jobs")
             assert await rig.leased() == 1 + prefetch
             await message.ack()
@@ -198,7 +198,7 @@ async def test_closing_the_client_releases_prefetched_messages(rig: Rig) -> None
     assert (stats.ready, stats.leased) == (8, 0)
 
 
-async def test_stopped_server_is_waited_for(tmp_path: Path) -> None:
+async def test_client_retries_while_its_server_restarts(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     await rig.start()
     port = rig.server.port
@@ -229,13 +229,13 @@ async def test_headers_are_copied_when_the_call_is_made(
     await asyncio.sleep(0)
     calls.append(asyncio.ensure_future(hl.enqueue("jobs", b"second", headers=headers)))
     await asyncio.sleep(0)
-    headers["n"] = 2  # no header at all: neither this call nor the next one may hear of it
+    headers["n"] = 2  # no header at all: neither this call nor the next one may be affected
     calls.append(asyncio.ensure_future(hl.enqueue("jobs", b"third")))
     await asyncio.gather(*calls)
     assert [m.headers for m in await hl.pop("jobs", 3)] == [{}, {"n": "1"}, {}]
 
 
-async def test_messages_of_a_batch_have_headers_of_their_own(hl: ConnectedBroker) -> None:
+async def test_messages_of_a_batch_have_their_own_headers(hl: ConnectedBroker) -> None:
     same = {"a": "1"}
     headers = [same, same, None, {}, {"a": "2"}, {"b": "1", "a": "1"}, {"a": "1", "b": "1"}, same]
     await hl.enqueue_batch("jobs", [Outgoing(b"x", headers=h) for h in headers])
@@ -254,7 +254,7 @@ async def test_call_too_large_for_the_server_fails_alone_and_others_count_once(t
         async with heapline.connect(rig.target) as hl:
 
             async def small(i: int) -> None:
-                await asyncio.sleep(0.001 * (i % 7))  # some are on their way, and some are executed, when it breaks
+                await asyncio.sleep(0.001 * (i % 7))  # some are in flight, and some executed, when it breaks
                 await hl.enqueue_batch("jobs", [Outgoing(b"x") for _ in range(3)])
 
             async def large() -> None:

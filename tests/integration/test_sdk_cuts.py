@@ -1,4 +1,4 @@
-"""Connections that break after the server has acted: the client makes the call again, and it counts once."""
+"""Connections that break after the server has acted: the client repeats the call, and it counts once."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SMALL = {"segment_bytes": 1 << 20, "max_payload_bytes": 1 << 16}
 
 
 class Cut:
-    """A server, a client behind a proxy, and the deed of losing the next answer."""
+    """A server, a client behind a proxy, and a way to lose the next response."""
 
     def __init__(self, rig: Rig, proxy: Proxy, hl: ConnectedBroker) -> None:
         self.rig, self.proxy, self.hl = rig, proxy, hl
 
     async def lose_answer(self, call: Awaitable[Any]) -> Any:
-        """The server carries the call out, its answer is lost with the connection, and the client goes on."""
+        """Let the server execute the call, lose its response with the connection, and let the client continue."""
         self.proxy.hold()
         calling = asyncio.ensure_future(call)
         await asyncio.wait_for(self.proxy.taken.wait(), 20)
@@ -85,7 +85,7 @@ async def test_repeated_message_of_a_producer_is_stored_once(cut: Cut) -> None:
     assert await cut.counts() == (2, 0, 0, 0)
 
 
-async def test_pop_finds_the_leases_that_its_lost_answer_gave(cut: Cut) -> None:
+async def test_repeated_pop_returns_the_leases_of_its_lost_response(cut: Cut) -> None:
     await cut.hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, priority=i) for i in range(6)])
     messages = await cut.lose_answer(cut.hl.pop("jobs", 4))
     assert [m.payload for m in messages] == [b"0", b"1", b"2", b"3"]
@@ -94,7 +94,7 @@ async def test_pop_finds_the_leases_that_its_lost_answer_gave(cut: Cut) -> None:
     assert await cut.counts() == (2, 0, 0, 0)
 
 
-async def test_leases_that_a_lost_answer_gave_are_renewed_when_they_are_found_again(cut: Cut) -> None:
+async def test_repeated_pop_extends_the_leases_of_its_lost_response(cut: Cut) -> None:
     ids = [r.id for r in await cut.hl.enqueue_batch("jobs", [Outgoing(b"x")] * 2)]
     cut.proxy.hold()
     popping = asyncio.ensure_future(cut.hl.pop("jobs", 2, visibility=60))
@@ -114,7 +114,7 @@ async def test_leases_of_an_abandoned_pop_are_returned(cut: Cut, ends: str) -> N
     cut.proxy.hold()
     popping = asyncio.ensure_future(cut.hl.within(1.5 if ends == "given up" else 20).pop("jobs", visibility=3600))
     await asyncio.wait_for(cut.proxy.taken.wait(), 20)
-    assert await cut.rig.leased() == 1 or popping.done()  # on a machine that sleeps its time may be over by now
+    assert await cut.rig.leased() == 1 or popping.done()  # on a slow machine its time may be over by now
     if ends == "cancelled":
         popping.cancel()
     await asyncio.wait({popping})
@@ -152,7 +152,7 @@ async def test_ack_with_a_lost_response_reports_no_lost_lease(cut: Cut) -> None:
     assert await cut.counts() == (0, 0, 0, 0)
 
 
-async def test_extend_whose_answer_was_lost_is_good(cut: Cut) -> None:
+async def test_extend_with_a_lost_response_succeeds(cut: Cut) -> None:
     (message,) = await leased(cut)
     before = message.deadline
     await cut.lose_answer(message.extend(300))
@@ -194,7 +194,7 @@ async def test_lost_lease_is_raised_when_no_call_was_repeated(cut: Cut, act: str
         await getattr(message, act)()
 
 
-async def test_cancel_whose_answer_was_lost_is_good_and_a_false_one_is_not(cut: Cut) -> None:
+async def test_cancel_with_a_lost_response_succeeds_and_an_invalid_one_fails(cut: Cut) -> None:
     result = await cut.hl.enqueue("jobs", b"x")
     await cut.lose_answer(cut.hl.cancel("jobs", result.id))
     assert (await cut.hl.get("jobs", result.id)).state == "cancelled"
@@ -221,7 +221,7 @@ async def test_cancel_whose_answer_was_lost_is_good_and_a_false_one_is_not(cut: 
         ("ForgetSink", lambda hl: hl.forget_sink("a sink")),
     ],
 )
-async def test_call_that_must_not_be_made_twice_is_not(cut: Cut, name: str, call: Any) -> None:
+async def test_call_that_must_not_be_repeated_is_not(cut: Cut, name: str, call: Any) -> None:
     (message,) = await leased(cut)
     await message.bury()
     await cut.rig.behind.create_group("jobs", "g")
@@ -232,7 +232,7 @@ async def test_call_that_must_not_be_made_twice_is_not(cut: Cut, name: str, call
     await cut.rig.behind.list_topics()
 
 
-STATE = {  # what all the other calls bring about, or answer with, when their answer was lost once
+STATE = {  # the effects or answers of all other calls when their response was lost once
     "create_topic": lambda hl: hl.create_topic("more", partitions=2, **SMALL),
     "update_topic": lambda hl: hl.update_topic("jobs", max_backlog=10),
     "pause_topic": lambda hl: hl.pause_topic("jobs"),
@@ -308,12 +308,12 @@ async def test_every_other_repeated_call_has_the_effect_of_one(cut: Cut, name: s
     }.get(name, {"g": {"m"}})  # fmt: skip
     if name == "commit_batch":
         assert answer == 2
-    if name == "open_producer":  # the last epoch is the one that holds
+    if name == "open_producer":  # the last epoch is the valid one
         assert not (await cut.hl.enqueue("jobs", b"n", producer_id="p2", epoch=answer, seq=0)).duplicate
 
 
-async def test_every_call_of_the_contract_is_tried_with_a_lost_answer() -> None:
-    """What is listed here stands in a test of this file or the one named; a method new in the contract must be too."""
+async def test_every_call_of_the_contract_has_a_test_with_a_lost_response() -> None:
+    """Each call listed here is in a test of this file or of the named one; a new method must be added."""
     elsewhere = {
         "enqueue", "enqueue_batch", "pop", "ack", "extend", "nack", "release", "bury", "cancel", "reschedule", "get",
         "dlq_replay", "dlq_delete", "purge", "delete_topic", "read_log", "close", "delete_group", "reset_offsets",
@@ -325,7 +325,7 @@ async def test_every_call_of_the_contract_is_tried_with_a_lost_answer() -> None:
     assert calls - {"do", "stream", "features", "leases_returned"} == set(STATE) | elsewhere
 
 
-async def test_reschedule_whose_answer_was_lost_is_good(cut: Cut) -> None:
+async def test_reschedule_with_a_lost_response_succeeds(cut: Cut) -> None:
     result = await cut.hl.enqueue("jobs", b"x")
     await cut.lose_answer(cut.hl.reschedule("jobs", result.id, delay=60, priority=3))
     info = await cut.lose_answer(cut.hl.get("jobs", result.id))
@@ -351,7 +351,7 @@ async def test_replay_resumes_where_it_broke(cut: Cut) -> None:
     assert len(seen) == 40
 
 
-async def test_replays_whose_answers_were_lost_are_the_same_replays(cut: Cut) -> None:
+async def test_repeated_start_of_a_replay_returns_the_same_replay(cut: Cut) -> None:
     await cut.rig.behind.enqueue("jobs", b"x")
     await cut.rig.behind.create_topic("more", **SMALL)
     started = await cut.lose_answer(cut.hl.start_replay("r", "jobs", into="more", rate=0.001))
@@ -369,7 +369,7 @@ async def test_next_endpoint_is_used_when_one_fails(cut: Cut) -> None:
         heapline.connect(endpoints=[cut.proxy.target, other.target], deadline=20) as hl,
     ):
         await hl.enqueue("jobs", b"1")
-        assert (cut.proxy.connections, other.connections) == (2, 0)  # the fixture's own client is there too
+        assert (cut.proxy.connections, other.connections) == (2, 0)  # the fixture's own client exists too
         await cut.proxy.close()
         await hl.enqueue("jobs", b"2")
         assert other.connections == 1
@@ -422,7 +422,7 @@ async def test_consumer_survives_broken_streams_and_keeps_received_messages(cut:
             await message.ack()
             if len(got) == 12:
                 break
-    assert got == [b"%d" % i for i in range(12)], "each once: what had arrived was used, nothing was leased again"
+    assert got == [b"%d" % i for i in range(12)], "each once: received messages were used, nothing was leased again"
     await until(lambda: nothing_leased(cut))
 
 

@@ -1,4 +1,4 @@
-"""A web application under gunicorn with --preload: imported once, forked into workers, and each of them enqueues."""
+"""A web application under gunicorn with --preload: imported once, forked into workers, each of which enqueues."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def web(environ, start_response):
 
 @asynccontextmanager
 async def gunicorn(home: Path, target: str, **environment: str) -> AsyncIterator[str]:
-    """Its address, while it runs."""
+    """Yield its address while it runs."""
     (home / "web.py").write_text(WEB)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "gunicorn", "web:web", "--preload", "--workers", "3", "--bind", "127.0.0.1:0",
@@ -62,7 +62,7 @@ async def gunicorn(home: Path, target: str, **environment: str) -> AsyncIterator
                 line = await process.stderr.readline()
                 assert line, f"gunicorn ended:\n{said}"
                 said += line.decode()
-        reading = asyncio.ensure_future(process.stderr.read())  # or its pipe would fill
+        reading = asyncio.ensure_future(process.stderr.read())  # otherwise its pipe would fill
         yield found[1]
         process.terminate()
         await asyncio.wait_for(process.wait(), 60)
@@ -86,7 +86,7 @@ async def test_application_preloaded_by_gunicorn_enqueues_from_each_worker(
     async with Process(tmp_path / "data", "--insecure-everybody") as server:
         pids: list[str] = []
         async with gunicorn(tmp_path, server.target, **used) as address, asyncio.timeout(60):
-            while len(set(pids)) < 2 or len(pids) < 12:  # which worker answers is the kernel's choice
+            while len(set(pids)) < 2 or len(pids) < 12:  # the kernel decides which worker answers
                 pids += await asyncio.gather(*(asyncio.to_thread(get, address) for _ in range(6)))
         assert all(pid.isdecimal() for pid in pids), pids
         async with heapline.connect(server.target) as hl:

@@ -1,4 +1,4 @@
-"""The client among processes and threads: a server killed under it, forks, and code that does not await."""
+"""The client with processes and threads: a server that is killed, forks, and blocking code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def free_port() -> int:
         return port
 
 
-async def test_server_killed_under_256_coroutines_loses_and_doubles_nothing(tmp_path: Path) -> None:
+async def test_server_killed_under_256_coroutines_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     flags = ("--insecure-everybody", "--port", str(free_port()))
     asked: Counter[bytes] = Counter()
     ids: dict[bytes, int] = {}
@@ -78,14 +78,14 @@ async def test_server_killed_under_256_coroutines_loses_and_doubles_nothing(tmp_
                 await hl.ack(left)
         stats = await hl.stats("jobs")
         await hl.close()
-    assert lost == 0, "an ack that was carried out was told as lost"
+    assert lost == 0, "an applied ack was reported as lost"
     assert set(ids) == set(asked)
     assert len(set(ids.values())) == len(ids)
     assert stats.ready == stats.delayed == 0
     twice = [payload for payload, count in acked.items() if count > 1]
     assert twice == [], "a message was delivered again after its ack, or enqueued twice"
     missing = set(asked) - set(acked)
-    assert len(missing) == stats.leased == 0, "what a lost answer leased was found again"
+    assert len(missing) == stats.leased == 0, "leases of a lost response were returned again"
 
 
 # -- forks -------------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ os._exit(0)
 """
 
 
-async def test_children_of_a_busy_client_are_born_well(server: Process) -> None:
+async def test_children_of_a_busy_client_work(server: Process) -> None:
     run = await asyncio.create_subprocess_exec(
         sys.executable, "-c", FORKED_OFTEN.format(target=server.target), stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(Path(heapline.__file__).parents[1])},
@@ -205,7 +205,7 @@ os._exit(0)
 """
 
 
-async def test_forked_children_live_if_they_do_not_use_the_parents_client(server: Process) -> None:
+async def test_forked_children_do_not_crash_if_they_do_not_use_the_client(server: Process) -> None:
     run = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CHILDREN.format(target=server.target), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(Path(heapline.__file__).parents[1])},
@@ -258,7 +258,7 @@ async def pooled(server: Process, *arguments: str) -> list[str]:
 
 
 @pytest.mark.parametrize("used", [(), ("used",)])
-async def test_pool_of_forked_processes_uses_clients_that_its_parent_made(
+async def test_pool_of_forked_processes_uses_clients_created_by_its_parent(
     server: Process, used: tuple[str, ...]
 ) -> None:
     *children, parent = await pooled(server, *used)
@@ -343,10 +343,10 @@ async def test_tasks_are_enqueued_from_threads_without_a_loop(server: Process) -
     await app.close()
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # asyncio's, for connections that their loop left open
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # asyncio's warnings about connections that their loop left open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_app_used_from_a_loop_a_call_does_not_gather_connections(server: Process) -> None:
-    """As asgiref's async_to_sync does it for Django."""
+async def test_app_used_from_one_loop_per_call_does_not_accumulate_connections(server: Process) -> None:
+    """Like asgiref's async_to_sync in Django."""
     async with Proxy(server.target) as proxy:
 
         async def use() -> None:

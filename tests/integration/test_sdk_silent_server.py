@@ -1,4 +1,4 @@
-"""A server that is gone and says nothing: no reset, no end. Calls end in time, and the next server is used.
+"""A server that disappears silently: no reset, no end. Calls end in time, and the next server is used.
 
 The proxy swallows what comes from either side. Only the client's own pings can distinguish it from a slow server.
 """
@@ -22,7 +22,7 @@ from tests.integration.server_rig import Rig, until
 
 
 class Silence:
-    """A server behind two proxies, of which the first falls silent."""
+    """A server behind two proxies, the first of which falls silent."""
 
     def __init__(self, rig: Rig, first: Proxy, second: Proxy) -> None:
         self.rig, self.first = rig, first
@@ -85,11 +85,11 @@ async def test_consumer_continues_at_the_next_server_and_lost_messages_return(
             while acked != ids:
                 message = await waiting
                 waiting = asyncio.ensure_future(anext(messages))
-                with contextlib.suppress(LeaseLost):  # time flies here
+                with contextlib.suppress(LeaseLost):  # virtual time
                     await message.ack()
                     acked.add(message.id)
         passing.cancel()
-    assert await asyncio.gather(waiting, return_exceptions=True)  # it was ended by the close
+    assert await asyncio.gather(waiting, return_exceptions=True)  # the close ended it
     stats = await silence.rig.behind.stats("jobs")
     assert (stats.ready, stats.delayed, stats.leased) == (0, 0, 0)
 

@@ -1,7 +1,7 @@
-"""The machine's clock is set while a real server runs: by an hour, by a day, forwards and back.
+"""The machine's clock is set while a real server runs: by an hour, by a day, forward and back.
 
-What runs for so and so long (leases, delays, back-off) does not notice; what is meant for a moment (deliver_at, the
-life of a token) follows; ids and lease tokens never repeat, even if the server is restarted with an older date.
+Durations (leases, delays, backoff) are not affected; times of day (deliver_at, the life of a token)
+follow the clock; ids and lease tokens never repeat, even if the server is restarted with an older date.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Shifted:
         await self.server.__aexit__()
 
     def jump(self, seconds: float) -> None:
-        """To so far from the true time."""
+        """Set the clock to this offset from the true time."""
         self.clock.shift(round(seconds * 1000))
 
     def wall(self) -> datetime:
@@ -57,7 +57,7 @@ class Shifted:
 
     async def put(self, payload: bytes, topic: str = "jobs", **options: object) -> int:
         answer = await self.client.enqueue(topic, payload, **options)  # type: ignore[arg-type]
-        assert answer.id not in self.ids, "an id was given twice"
+        assert answer.id not in self.ids, "an id was used twice"
         assert answer.id > max(self.ids, default=0), "ids went back"
         self.ids.add(answer.id)
         return answer.id
@@ -65,12 +65,12 @@ class Shifted:
     async def pop(self, wait: float = 0.0, topic: str = "jobs", **options: object) -> list[Message]:
         messages = await self.client.pop(topic, 10, wait=wait, **options)  # type: ignore[arg-type]
         for m in messages:
-            assert (m.id, m.token) not in self.tokens, "a lease token was given twice"
+            assert (m.id, m.token) not in self.tokens, "a lease token was used twice"
             self.tokens.add((m.id, m.token))
         return messages
 
     async def take(self) -> set[bytes]:
-        """Payloads of what comes, acked."""
+        """Return the payloads of ready messages, acked."""
         messages = await self.pop(wait=5)
         await self.client.ack(messages)
         return {m.payload for m in messages}
@@ -83,7 +83,7 @@ async def shifted(tmp_path: Path) -> AsyncIterator[Shifted]:
         yield shifted
 
 
-async def test_spans_do_not_notice_and_moments_follow(shifted: Shifted) -> None:
+async def test_durations_ignore_clock_changes_and_times_of_day_follow(shifted: Shifted) -> None:
     for jump in (HOUR, -HOUR, DAY, -DAY, 0.0):
         await check_spans(shifted, jump)
         shifted.jump(0.0)
@@ -103,12 +103,12 @@ async def check_spans(shifted: Shifted, jump: float) -> None:
     await shifted.pop(visibility=0.3)
     await shifted.put(b"short delay", delay=0.3)
     shifted.jump(jump)
-    await client.stats("jobs")  # it has looked at the clock
+    await client.stats("jobs")  # it has read the clock
     soon: list[Message] = []
     async with asyncio.timeout(20):
         while len(soon) < 2:
             soon += await shifted.pop(wait=5)
-    assert {m.payload for m in soon} == {b"short lease", b"short delay"}, "what is short comes, what is long stays"
+    assert {m.payload for m in soon} == {b"short lease", b"short delay"}, "short delays have ended, long ones have not"
     await client.ack(soon)
     stats = await client.stats("jobs")
     assert (stats.ready, stats.delayed, stats.leased) == (0, 2, 1)
@@ -118,7 +118,7 @@ async def check_spans(shifted: Shifted, jump: float) -> None:
 
 
 async def check_moments(shifted: Shifted, jump: float) -> None:
-    """A message for a moment in half an hour, and one for a moment so near that a clock set back puts it far away."""
+    """One message due in half an hour, and one due so soon that setting the clock back puts it far away."""
     later, near = shifted.wall() + timedelta(minutes=30), shifted.wall() + timedelta(seconds=0.4)
     await shifted.put(b"later", deliver_at=later)
     await shifted.put(b"near", deliver_at=near)
@@ -130,7 +130,7 @@ async def check_moments(shifted: Shifted, jump: float) -> None:
             found.update(await shifted.take())
     assert found == expected
     if not expected:
-        assert await shifted.pop(wait=1.5) == [], "its moment is not there yet"
+        assert await shifted.pop(wait=1.5) == [], "its time has not come yet"
         shifted.jump(HOUR)
         async with asyncio.timeout(20):
             while len(found) < 2:
@@ -158,7 +158,7 @@ async def test_ids_continue_when_the_server_starts_with_an_older_date(tmp_path: 
     assert len(shifted.ids) == 3 * 52
 
 
-async def test_token_lives_by_the_wall(tmp_path: Path) -> None:
+async def test_token_expires_by_the_wall_clock(tmp_path: Path) -> None:
     shifted = Shifted(tmp_path)
     shifted.data.mkdir()
     guard = DirectoryGuard(shifted.data, clock=shifted.clock)
@@ -173,4 +173,4 @@ async def test_token_lives_by_the_wall(tmp_path: Path) -> None:
             with pytest.raises(Unauthenticated):
                 await eve.pop("jobs")
             shifted.jump(0.0)
-            assert (await eve.stats("jobs")).ready == 1, "the token is good again when the clock is right again"
+            assert (await eve.stats("jobs")).ready == 1, "the token is valid again when the clock is right again"

@@ -1,7 +1,7 @@
-"""The connections of a server under load are cut again and again, at random moments and in mid-frame.
+"""The connections of a server under load are cut repeatedly, at random times and in mid-frame.
 
-The server lives on. Its clients' record is held against its log as in test_server_kill_loop.py, and when the clients
-are gone the process holds no more sockets and no more leases than before.
+The server stays up. Its clients' record is checked against its log as in test_server_kill_loop.py, and when the
+clients are gone the process holds no more sockets and leases than before.
 """
 
 from __future__ import annotations

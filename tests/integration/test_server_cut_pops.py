@@ -37,7 +37,7 @@ async def world(rig: Rig, request: pytest.FixtureRequest) -> AsyncIterator[Cutta
             yield world
 
 
-async def test_waiting_pop_whose_connection_dies_takes_nothing_any_more(world: Cuttable) -> None:
+async def test_waiting_pop_whose_connection_breaks_leases_nothing(world: Cuttable) -> None:
     popping = asyncio.ensure_future(world.client.pop("jobs", wait=60))
 
     async def waits() -> bool:
@@ -65,7 +65,7 @@ async def test_pop_whose_answer_was_cut_keeps_its_leases_until_they_end(world: C
     await world.nothing_is_left()
     assert await world.counts() == (1, 2)
     await world.rig.advance(31)
-    assert await world.counts() == (1, 0), "they come back, after a back-off"
+    assert await world.counts() == (1, 0), "they are redelivered after a backoff"
     await world.rig.advance(60)
     assert await world.counts() == (3, 0)
 
@@ -94,7 +94,7 @@ async def test_pop_cancelled_while_it_waits_ends_on_the_server(world: Cuttable) 
     await until(waits)
     popping.cancel()
     await asyncio.wait({popping})
-    del popping  # its traceback holds the call, and so the connection
+    del popping  # its traceback refers to the call, and so to the connection
 
     async def ended() -> bool:
         return not world.rig.server.dispatcher._waiting
@@ -106,7 +106,7 @@ async def test_pop_cancelled_while_it_waits_ends_on_the_server(world: Cuttable) 
 
 
 class Leaving:
-    """A broker whose caller is cancelled in the very moment between its answer and the one who waits for it."""
+    """A broker whose caller is cancelled exactly between its answer and the caller that waits for it."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
@@ -122,7 +122,7 @@ class Leaving:
         return getattr(self._broker, name)
 
 
-async def test_pop_cancelled_between_its_answer_and_its_handler_gives_the_messages_back(rig: Rig) -> None:
+async def test_pop_cancelled_between_its_answer_and_its_handler_releases_the_messages(rig: Rig) -> None:
     await fill(rig, 3)
     broker = Leaving(rig.behind)
     dispatcher = Dispatcher(broker, {}, rig.server.gate)  # type: ignore[arg-type]
@@ -142,10 +142,10 @@ async def test_pop_cancelled_between_its_answer_and_its_handler_gives_the_messag
     await until(all_back)
 
 
-# -- no cut at all: the other side is gone and says nothing ------------------------------------------------------------
+# -- no cut: the other side disappears silently ------------------------------------------------------------------------
 
 
-async def test_client_that_vanished_without_a_word_takes_no_more_messages(tmp_path: Path) -> None:
+async def test_client_that_vanished_silently_leases_no_more_messages(tmp_path: Path) -> None:
     async with (
         Rig(tmp_path, grpc_keepalive=1.0) as rig,
         Proxy(rig.grpc_target) as proxy,
@@ -169,7 +169,7 @@ async def test_client_that_vanished_without_a_word_takes_no_more_messages(tmp_pa
         await asyncio.wait(waiting)
 
 
-async def test_native_client_that_vanished_takes_no_more_messages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_native_client_that_vanished_leases_no_more_messages(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "SILENCE_SECONDS", 0.5)
     async with Proxy(rig.target) as proxy, NativeBroker(proxy.target) as client:
         waiting = asyncio.ensure_future(client.pop("jobs", wait=60.0))

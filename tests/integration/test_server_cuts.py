@@ -1,4 +1,4 @@
-"""Streams and batches with broken connections: acknowledged calls are kept, leases are returned, nothing leaks."""
+"""Streams and batches with broken connections: acknowledged calls are kept, leases are released, nothing leaks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def read_all(stream: Any, take: Callable[[Any], Any]) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 9, 1000, 3 * BIG])
-async def test_stream_cut_in_mid_frame_loses_nothing_and_delivers_nothing_twice(world: Cuttable, after: int) -> None:
+async def test_stream_cut_in_mid_frame_loses_and_duplicates_nothing(world: Cuttable, after: int) -> None:
     rig = world.rig
     await fill(rig, 6, BIG)
     world.proxy.cut_after(after)
@@ -64,17 +64,17 @@ async def test_stream_cut_in_mid_frame_loses_nothing_and_delivers_nothing_twice(
     got: list[int] = []
     with pytest.raises(UnavailableError):
         await read_all(stream, lambda response: got.extend(unpack(response_of(Pop).unpack(response).messages.ids)))
-    # Also none where one was sent: a client's gRPC may tell of the cut before it hands out what it has.
-    assert len(got) in ((0, 2) if after > BIG else (0,)), "a response came whole, or not at all"
+    # There may be none although one was sent: a client's gRPC may report the cut before it delivers what it has.
+    assert len(got) in ((0, 2) if after > BIG else (0,)), "a response arrives completely, or not at all"
     await world.settled()
     ready, leased = await world.counts()
     assert ready + leased == 6
-    assert len(got) <= leased <= 4, "what was sent stays leased: it may have arrived"
+    assert len(got) <= leased <= 4, "sent messages stay leased: they may have arrived"
     others = await rig.behind.pop("jobs", 100, visibility=60.0, max_bytes=1 << 30)
-    assert len(others) >= ready, "more, where a pop that was under way is given back only now"
+    assert len(others) >= ready, "more, if a pop in progress is released only now"
     assert not {m.id for m in others} & set(got)
     await rig.advance(31)
-    await rig.advance(60)  # and their back-off
+    await rig.advance(60)  # and their backoff
     again = await rig.behind.pop("jobs", 100, max_bytes=1 << 30, wait=5)
     assert len({m.id for m in again} | {m.id for m in others}) == 6
     await world.nothing_is_left()
@@ -92,7 +92,7 @@ async def test_waiting_stream_leases_nothing_after_a_cut(world: Cuttable) -> Non
     assert await world.counts() == (1, 0)
 
 
-async def test_stream_that_stalls_and_is_cut_gives_everything_back(world: Cuttable) -> None:
+async def test_stalled_stream_that_is_cut_releases_everything(world: Cuttable) -> None:
     rig = world.rig
     await fill(rig, 200, BIG)
     world.proxy.stall()
@@ -125,7 +125,7 @@ def numbered(epoch: int, number: int, size: int = 3) -> Any:
     return request_of(EnqueueBatch).pack(command)
 
 
-async def test_enqueue_stream_cut_and_repeated_puts_every_message_in_once(world: Cuttable) -> None:
+async def test_enqueue_stream_cut_and_repeated_enqueues_every_message_once(world: Cuttable) -> None:
     epoch = await world.rig.behind.open_producer("jobs", "p")
     batches = [numbered(epoch, i) for i in range(60)]
     world.proxy.cut_after(300)
@@ -140,7 +140,7 @@ async def test_enqueue_stream_cut_and_repeated_puts_every_message_in_once(world:
     requests = Requests(*batches)
     requests.end()
     again = [ids_of(answer) async for answer in world.rig.wire.calls.stream("EnqueueStream", requests)]
-    assert again[: len(known)] == known, "a repeat gets the ids that were answered"
+    assert again[: len(known)] == known, "a repeat gets the same ids"
     assert await world.counts() == (180, 0)
     await world.nothing_is_left()
 
@@ -187,9 +187,7 @@ async def test_idle_enqueue_stream_ends_when_the_server_stops(rig: Rig) -> None:
         await asyncio.wait_for(waiting, 10)
 
 
-async def test_errors_behind_the_first_of_an_enqueue_stream_are_not_left_lying(
-    rig: Rig, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_later_errors_of_an_enqueue_stream_are_retrieved(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     command = EnqueueBatch("nowhere", pack_messages([Outgoing(b"x")]))
     wrong = [request_of(EnqueueBatch).pack(command) for _ in range(10)]
     with caplog.at_level(logging.WARNING), pytest.raises(TopicNotFound):

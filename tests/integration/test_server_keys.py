@@ -61,13 +61,13 @@ async def test_first_start_creates_an_admin_key(tmp_path: Path) -> None:
                         break
                     await asyncio.sleep(0.1)
                 else:
-                    pytest.fail("a revoked key still opens")
+                    pytest.fail("a revoked key is still accepted")
             assert [m.payload for m in await admin.pop("orders")][:1] == [b"x"]
         assert admin_key.encode() not in await _output(server)
 
 
 @pytest.mark.slow
-async def test_each_advice_for_a_missing_key_leads_to_a_connection(
+async def test_following_each_advice_for_a_missing_key_connects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -117,7 +117,7 @@ async def test_over_tls_the_command_line_ends_an_open_stream_and_a_waiting_pop(t
             await asyncio.to_thread(keys, data, "revoke", worker_key.split("_")[1])
             for call in (stream, popping, waiting):
                 with pytest.raises(Unauthenticated):
-                    await asyncio.wait_for(call, 20)  # two seconds on a machine that has nothing else to do
+                    await asyncio.wait_for(call, 20)  # two seconds on an idle machine
         calls = [json.loads(line)["call"] for line in (data / "audit.jsonl").read_text().splitlines()]
         assert {"keys.create", "keys.revoke", "MakeHeap"} <= set(calls)
         output = await _output(server)
@@ -127,7 +127,7 @@ async def test_over_tls_the_command_line_ends_an_open_stream_and_a_waiting_pop(t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--tls-certificate", "nowhere.crt", "--tls-key", "nowhere.key")])
-async def test_server_that_would_be_open_to_others_does_not_start_without_tls(
+async def test_server_reachable_from_other_machines_does_not_start_without_tls(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     ports = ["--port", "0", "--grpc-port", "0", "--http-port", "0"]

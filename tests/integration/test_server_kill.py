@@ -15,11 +15,11 @@ from tests.integration.server_process import Process
 
 pytestmark = pytest.mark.slow
 BATCH = 20
-LEASE = 1.0  # seconds that the dead server's consumers keep what they held
+LEASE = 1.0  # seconds that the dead server's consumers keep their leases
 
 
 class Ledger:
-    """What a client knows: what it asked for, and what was answered."""
+    """A client's record: what it requested, and what was answered."""
 
     def __init__(self) -> None:
         self.asked: set[bytes] = set()
@@ -75,7 +75,7 @@ async def test_killed_server_keeps_every_acknowledged_call(tmp_path: Path) -> No
         async with asyncio.timeout(60):
             found = await drain(broker)
         left = set(found)
-    assert len(found) == len(left), "a message came twice after its ack"
+    assert len(found) == len(left), "a message was delivered after its ack"
     assert ledger.enqueued - ledger.ack_asked <= left, "an answered enqueue was lost"
     assert not ledger.acked & left, "an answered ack was forgotten"
     assert left <= ledger.asked

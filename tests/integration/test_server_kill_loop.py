@@ -1,8 +1,8 @@
-"""A server under load is killed with SIGKILL again and again; its clients go on with the next one.
+"""A server under load is killed with SIGKILL repeatedly; its clients continue with the next one.
 
-After every kill the journals are verified as they lie there. At the end the whole log is read over the wire and held
-against the clients' own record: what was answered is there, once, and each lease went to whom the log says; no acked
-message came back. Then all that is left is popped: every message ever answered for is accounted for.
+After every kill the journals are verified unchanged. At the end the whole log is read over the wire and checked
+against the clients' own record: answered calls are in it, once, each lease was granted to the client in the log, and no
+acked message was redelivered. Then the rest is popped: every answered message is accounted for.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def verify(data: Path) -> None:
 
 
 async def drain(broker: Broker, record: Record) -> None:
-    """Pop and ack everything, as a worker would in the end."""
+    """Pop and ack everything, as a worker would at the end."""
     for topic in TOPICS:
         while True:
             await broker.dlq_replay(topic)
@@ -83,11 +83,11 @@ async def play(place: Path, kills: int, seed: int) -> tuple[Load, dict[str, list
             await drain(broker, load.record)
         audits = await audit_topics(broker)
         check_record(load.record, audits)
-        assert not +lives(audits), "everything was popped and acked, but the log says that some is left"
+        assert not +lives(audits), "everything was popped and acked, but the log has messages left"
     assert b"Traceback" not in server.logged()
     print(f"{kills} kills, {len(load.link.refusals)} calls cut off; {dict(load.record.counts)}")
     for what in ("enqueued", "delivered", "ack", "repeats refused", "batches committed"):
-        assert load.record.counts[what], f"there was no {what}: the load is not what it should be"
+        assert load.record.counts[what], f"there was no {what}: the load is incomplete"
     return load, audits
 
 
@@ -99,7 +99,7 @@ async def test_server_killed_repeatedly_keeps_every_acknowledged_call(tmp_path: 
 
 
 def check_that_losses_would_be_seen(record: Record, audits: dict[str, list[BatchAudit]]) -> None:
-    """The same record against a log from which something is missing."""
+    """The same record fails against a log from which something is missing."""
     how, topic, id, token = next(end for end in record.ended if end[0] == "ack")
     (part,) = [audit for audit in audits[topic] if id in audit.tags]
     part.happened.remove((how, id, token))

@@ -45,7 +45,7 @@ def data(version: str, tmp_path: Path) -> Path:
 
 
 async def test_server_serves_everything_in_an_old_directory(data: Path, expected: dict[str, Any]) -> None:
-    """In the moment in which it was written: every config, every event of the log, every message and its state."""
+    """At the time when it was written: every config, every event of the log, every message and its state."""
     clock = FixedClock(expected["now"])
     behind = EmbeddedBroker(str(data), config=STILL, clock=clock, draw=np.random.default_rng(1).random)
     async with (
@@ -64,10 +64,8 @@ async def test_server_serves_everything_in_an_old_directory(data: Path, expected
             assert found == topic["digest"], name
 
 
-async def test_old_directory_is_served_by_a_real_process_to_the_last_message(
-    data: Path, expected: dict[str, Any]
-) -> None:
-    """Today: leases have ended, delays are over. What lives is handed out once, acked, and gone after a restart."""
+async def test_real_process_serves_every_message_of_an_old_directory(data: Path, expected: dict[str, Any]) -> None:
+    """Today: leases have ended, delays are over. Live messages are delivered once, acked, and gone after a restart."""
     server = Process(data, "--insecure-everybody")
     async with server, RawGrpc(server.grpc_target) as hl, asyncio.timeout(60):
         await check_promises(hl, expected)
@@ -82,7 +80,7 @@ async def test_old_directory_is_served_by_a_real_process_to_the_last_message(
 
 
 async def check_promises(hl: RawGrpc, expected: dict[str, Any]) -> None:
-    """What was promised for longer than a lease: epochs of producers, ids."""
+    """Promises for longer than a lease: epochs of producers, ids."""
     assert await hl.open_producer("jobs", "p1") == 2
     with pytest.raises(heapline.StaleEpoch):
         await hl.enqueue("jobs", b"numbered", producer_id="p1", epoch=1, seq=8)
@@ -91,7 +89,7 @@ async def check_promises(hl: RawGrpc, expected: dict[str, Any]) -> None:
 
 
 async def drain(hl: RawGrpc, name: str) -> list[int]:
-    """Ids of all that can be had today."""
+    """Return the ids of all messages that can be popped today."""
     await hl.resume_topic(name)
     await hl.dlq_replay(name)
     stats = await hl.stats(name)
@@ -103,6 +101,6 @@ async def drain(hl: RawGrpc, name: str) -> list[int]:
         await hl.ack(popped)
         ids += [m.id for m in popped]
         stats = await hl.stats(name)
-        soon = sum(bucket.count for bucket in stats.due_histogram[:4])  # within a minute: back-off
+        soon = sum(bucket.count for bucket in stats.due_histogram[:4])  # within a minute: backoff
         if not popped and not stats.ready and not soon:
             return ids

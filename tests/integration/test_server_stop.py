@@ -1,4 +1,4 @@
-"""SIGTERM under load: acknowledged calls are kept, rejected ones say so, and nothing is left to repair."""
+"""SIGTERM under load: acknowledged calls are kept, refused ones are reported, and nothing needs repair."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def play(place: Path, stops: int, seed: int) -> Load:
 
 
 def check_log(log: bytes, stops: int) -> None:
-    """Every process said that it stopped, none that something was wrong: neither when it stopped nor when it opened."""
+    """Every process logged that it stopped, and no error while stopping or opening."""
     assert log.count(b'"event": "stopped"') == stops
     complaints = re.findall(rb"^.*(?:WARNING|ERROR|CRITICAL|Traceback|Exception|never retrieved).*$", log, re.MULTILINE)
     assert not complaints, complaints
@@ -100,7 +100,7 @@ async def test_server_with_idle_clients_stops_immediately(tmp_path: Path) -> Non
 
 
 async def watch_health(target: str) -> None:
-    """As clients do that let gRPC look after the server's health."""
+    """Like clients that let gRPC watch the server's health."""
     async with grpc.aio.insecure_channel(target) as channel:
         try:
             async for _ in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
@@ -111,5 +111,5 @@ async def watch_health(target: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("round", range(10))
-async def test_server_stopped_again_and_again_loses_nothing(tmp_path: Path, round: int) -> None:
+async def test_server_stopped_repeatedly_loses_nothing(tmp_path: Path, round: int) -> None:
     await play(tmp_path, stops=12, seed=random.SystemRandom().randrange(1 << 31))

@@ -1,10 +1,10 @@
-"""What Spark does to its sinks at its worst, without Spark: a driver that tries, fails, forgets and repeats, by seed.
+"""The worst that Spark does to its sinks, without Spark: a driver that tries, fails, forgets and repeats, by seed.
 
-Real Spark shows a few of these orders of events, and slowly (tests/spark/test_sink_kill.py). Here a driver of some
-lines calls what its tasks and commits call, against a server that is killed now and then: attempts die among their
-rows, two attempts of a task both finish, others go on after their query is over, a driver dies before or after its
-commit or commits once more when another has taken over, and what is replayed is cut into other tasks. In the end each
-row is a message, once.
+Real Spark shows a few of these orders of events, and slowly (tests/spark/test_sink_kill.py). Here a short driver
+makes the calls of Spark's tasks and commits, against a server that is killed now and then: attempts die in the middle
+of their rows, two attempts of a task both finish, others continue after their query ended, a driver dies before or
+after its commit or commits again after another has taken over, and replayed rows are divided among other tasks. At the
+end each row is one message.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Server:
 
 
 class NaiveSpark:
-    """One query: its batches, each again and again until this driver has noted that it is committed."""
+    """One query: its batches, each repeated until this driver has recorded its commit."""
 
     def __init__(self, rng: random.Random, server: Server, topic: str, batch_of: Callable[[int], Batch]) -> None:
         self._rng, self._server, self._batch_of = rng, server, batch_of
@@ -104,7 +104,7 @@ class NaiveSpark:
                 assert self.tries < 100 * BATCHES
                 try:
                     self._try(number)
-                    break  # noted
+                    break  # recorded
                 except Died:
                     self._something_late()
         while self._late:
@@ -128,10 +128,10 @@ class NaiveSpark:
             raise Died  # before its commit
         commit(self._options, batch, winners)
         if self._rng.random() < 0.15:
-            raise Died  # after its commit, before it has noted it
+            raise Died  # after its commit, before recording it
 
     def _cut(self, number: int) -> Iterator[list[bytes]]:
-        """The rows of a batch, in other tasks each time."""
+        """Divide the rows of a batch among other tasks each time."""
         rows = [b"%d" % i for i in range(number * ROWS, (number + 1) * ROWS)]
         cuts = sorted(self._rng.choices(range(ROWS + 1), k=self._rng.randrange(3)))
         for first, last in zip([0, *cuts], [*cuts, ROWS], strict=True):
@@ -142,10 +142,10 @@ class NaiveSpark:
             fate = self._rng.random()
             if fate < 0.1:
                 self._attempt(batch, partition, attempt, rows, dies=True)
-            elif fate < 0.15:  # it is lost from sight, and goes on
+            elif fate < 0.15:  # the driver loses sight of it, and it continues
                 self._late.append(lambda at=attempt: self._attempt(batch, partition, at, rows))  # type: ignore[misc]
             else:
-                if fate < 0.25:  # another one for the same rows finishes as well, and does not win
+                if fate < 0.25:  # another one for the same rows finishes as well, and is not committed
                     self._attempt(batch, partition, attempt + 100, rows)
                 done = self._attempt(batch, partition, attempt, rows)
                 assert done is not None
@@ -174,7 +174,7 @@ class NaiveSpark:
 
 
 def _as_it_may(act: Callable[[], object]) -> None:
-    with contextlib.suppress(UnknownPart):  # what it names was dropped by the other's commit or abort
+    with contextlib.suppress(UnknownPart):  # the parts it names were dropped by the other's commit or abort
         act()
 
 
@@ -200,13 +200,13 @@ def prove(server: Server, seed: int, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["stream", "writes"])
 @pytest.mark.parametrize("seed", range(4))
-def test_each_row_is_a_message_once_whatever_a_driver_and_its_tasks_do(server: Server, seed: int, kind: str) -> None:
+def test_each_row_is_one_message_in_any_order_of_failures(server: Server, seed: int, kind: str) -> None:
     prove(server, seed, kind)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["stream", "writes"])
-def test_no_order_of_failures_loses_or_doubles_a_row(tmp_path: Path, kind: str) -> None:
+def test_many_orders_of_failures_neither_lose_nor_duplicate_a_row(tmp_path: Path, kind: str) -> None:
     with Server(tmp_path / "data") as server:
         for seed in range(SEEDS):
             prove(server, seed, kind)

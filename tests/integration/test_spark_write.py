@@ -50,7 +50,7 @@ class Spark:
         await asyncio.to_thread(abort, self.options, batch, written)
 
     async def found(self) -> list[str]:
-        """What is in the queue; nothing is left prepared."""
+        """Return the content of the queue; nothing may be left prepared."""
         stats = await self.rig.broker.stats("jobs")
         assert sum(p.prepared for p in stats.partitions) == 0
         return sorted((m.payload or b"").decode() for m in await self.rig.broker.peek("jobs", 100))
@@ -74,12 +74,12 @@ async def test_only_successful_attempts_are_committed(rig: Rig) -> None:
     assert await spark.found() == ["a", "b", "c"]
 
 
-async def test_replayed_batch_sends_and_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replayed_batch_sends_nothing_and_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     spark, batch = Spark(rig), stream_batch("q", 0)
     assert await spark.commit(batch, await spark.task(batch, "a")) == 1
     monkeypatch.setattr(outgoing, "PART_ROWS", 1)
     again = await spark.task(batch, *"abcdefghijklmnop")
-    assert again.parts < 16, "it stops when it learns that its batch was committed"
+    assert again.parts < 16, "it stops once its batch was committed"
     assert await spark.commit(batch, again) == 1
     assert await spark.found() == ["a"]
 
@@ -132,7 +132,7 @@ async def test_bad_row_fails_its_task(rig: Rig) -> None:
 
 
 def aside(folder: Path) -> list[tuple[int, str]]:
-    """(row, reason) of all that readers see."""
+    """Return (row, reason) of everything that readers see."""
     files = [path for path in folder.rglob("*.parquet") if "_staging" not in path.parts]
     rows = [row for path in files for row in parquet.read_table(path, partitioning=None).to_pylist()]
     return sorted((row["_row"], row["_reason"]) for row in rows)

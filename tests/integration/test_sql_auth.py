@@ -43,7 +43,7 @@ async def two(tmp_path: Path) -> AsyncIterator[Two]:
 
 
 async def rejected(client: httpx.AsyncClient, seconds: float = 2.0) -> float:
-    """Return after how many seconds the client's calls were rejected, if they are within `seconds`."""
+    """Return after how many seconds the client's calls were rejected, if within `seconds`."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     while (answer := await client.get("/v1/heaps")).status_code == 200:
@@ -56,7 +56,7 @@ async def test_nodes_share_keys_users_and_confirmations(two: Two) -> None:
     async with http(two.a, two.key) as a, http(two.b, two.key) as b:
         made = (await a.post("/v1/keys", json={"name": "worker", "scopes": ["*:produce,consume"]})).json()
         async with http(two.b, made["secret"]) as worker:
-            assert (await worker.get("/v1/heaps")).status_code == 200  # at once, although the other node created it
+            assert (await worker.get("/v1/heaps")).status_code == 200  # immediately, although the other node created it
             assert (await a.delete(f"/v1/keys/{made['key']['id']}")).status_code == 200
             await rejected(worker)
         person = {"email": "ada@example.org", "password": PASSWORD, "scopes": ["*:consume"]}
@@ -99,7 +99,7 @@ async def test_node_that_cannot_read_its_keys_rejects_all_calls_until_it_can(tmp
                     assert answer.status_code == 503  # the topics cannot be read either
             assert answer.status_code == 503
             async with http(node, "hl_0011223344556677_" + "x" * 43) as unknown:
-                for _ in range(50):  # more than the failed attempts that are allowed: nothing was tried
+                for _ in range(50):  # more than the allowed failed attempts: these did not count as any
                     assert (await unknown.get("/v1/heaps")).status_code == 503
             await proxy.reopen()
             async with asyncio.timeout(30):

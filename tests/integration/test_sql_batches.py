@@ -1,4 +1,4 @@
-"""Batches over topics of several shards: all or none, although nodes are killed and shards go away."""
+"""Batches over topics of several shards: all or none, even if nodes are killed and shards go down."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from heapline.sql import batches, prepared  # noqa: E402 - needs asyncpg
 
 @pytest.fixture
 async def database() -> AsyncIterator[str]:
-    """The name of a database besides the shared one."""
+    """The name of a second database."""
     name = fresh_schema()
     admin = await asyncpg.connect(shared_url())
     await admin.execute(f"CREATE DATABASE {name} STRATEGY FILE_COPY")
@@ -62,14 +62,14 @@ async def test_decided_batch_is_completed_when_its_shard_returns(database: str) 
             for topic in (one, two):
                 await hl.create_topic(topic)
             await hl.prepare_batch("b", "1", {one: [Outgoing(b"a")], two: [Outgoing(b"b")]})
-            # As if the process had ended right after the decision: it is there, and no shard has applied it.
+            # As if the process had ended right after the decision: it is stored, and no shard has applied it.
             admin = await asyncpg.connect(urls[0], server_settings={"search_path": schema})
             await admin.execute("INSERT INTO decisions VALUES ('b', '{1}', 2, $1, NULL, NULL, clock_ms())", [one, two])
             await admin.close()
             await proxy.close()
             with pytest.raises(heapline.UnavailableError):
                 await hl.commit_batch("b", ["1"])
-            assert [m.payload for m in await hl.pop(one)] == [b"a"]  # the decision stands
+            assert [m.payload for m in await hl.pop(one)] == [b"a"]  # the decision is final
             with pytest.raises(heapline.BatchDecided):
                 await hl.abort_batch("b")
             await proxy.reopen()
@@ -88,7 +88,7 @@ async def _pop_or_nothing(hl: heapline.Broker, topic: str) -> list[heapline.Mess
         return []
 
 
-async def test_enqueues_over_shards_count_once_although_nodes_are_killed(tmp_path: Path, database: str) -> None:
+async def test_enqueues_over_shards_count_once_even_if_nodes_are_killed(tmp_path: Path, database: str) -> None:
     """Over MQueue's API, with idempotency keys: a producer repeats each request until it is answered."""
     one, two = topics_by_shard(2)
     schema, urls = fresh_schema(), (shared_url(), shared_url(database))
@@ -104,7 +104,7 @@ async def test_enqueues_over_shards_count_once_although_nodes_are_killed(tmp_pat
             if answer.status_code == 200:
                 answered[number] = answer.json()
                 return
-            assert answer.status_code in (409, 500, 503), answer.text  # in doubt, or a part of the node is away
+            assert answer.status_code in (409, 500, 503), answer.text  # in doubt, or part of the node is down
             await asyncio.sleep(0.05)
 
     number = 0
@@ -119,7 +119,7 @@ async def test_enqueues_over_shards_count_once_although_nodes_are_killed(tmp_pat
                 await asyncio.gather(*tasks, return_exceptions=True)
             node = sql_node(tmp_path / f"b{round}", schema, *urls)
             await node.__aenter__()
-            async with http(node, key) as client:  # what was not answered is sent again
+            async with http(node, key) as client:  # unanswered calls are repeated
                 missing = [n for n in range(number, number + 20) if n not in answered]
                 async with asyncio.timeout(60):
                     await asyncio.gather(*(produce(client, n) for n in missing))
@@ -158,10 +158,10 @@ async def test_prepare_that_arrives_after_the_commit_adds_nothing(monkeypatch: p
         assert await hl.commit_batch("b", ["1"]) == 1
         assert (await hl.stats("jobs")).ready == 1
         await hl.do(ForgetBatch("b"))
-        await hl.prepare_batch("b", "1", share)  # another batch, with the same name
+        await hl.prepare_batch("b", "1", share)  # another batch with the same name
 
 
-async def test_commit_waits_for_no_other_shard_while_it_keeps_rings_from_turning(
+async def test_commit_does_not_wait_for_other_shards_while_it_locks_the_rings(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = topics_by_shard(2)

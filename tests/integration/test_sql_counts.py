@@ -1,4 +1,4 @@
-"""Counts of messages that are kept, not counted: exact after every call, while slots are folded, and for many nodes."""
+"""Counts that are stored, not computed: exact after every call, while slots are folded, and for many nodes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_counts_are_right_after_every_call(database: Database, seed: int) 
             await ring.turn()
             assert await miscounted(database) == [], "after a turn of the rings"
         names.add(called)
-    assert len(names) > 10, "too few kinds of calls to show anything"
+    assert len(names) > 10, "too few kinds of calls to prove anything"
 
 
 async def test_counts_are_right_after_concurrent_work_of_two_nodes(database: Database) -> None:  # noqa: F811
@@ -177,7 +177,7 @@ async def test_depths_of_a_large_topic_are_estimated_with_the_right_sum(
     assert sum(bucket.count for bucket in found.due_histogram) == found.delayed == 200
 
 
-async def test_wrong_counts_are_found_and_corrected(database: Database) -> None:  # noqa: F811
+async def test_wrong_counts_are_detected_and_corrected(database: Database) -> None:  # noqa: F811
     broker = await database.open()
     await broker.create_topic("jobs")
     topic = (await broker.get_topic("jobs")).incarnation
@@ -203,4 +203,4 @@ async def test_upgrade_counts_what_is_stored(database: Database) -> None:  # noq
     broker = await database.open()
     assert (await broker.stats("jobs")).ready == 100
     assert await miscounted(database) == []
-    assert len(await broker.pop("jobs", 1000)) == 100, "from all slots: which ones have rows is not known yet"
+    assert len(await broker.pop("jobs", 1000)) == 100, "from all slots: it is not known yet which ones have rows"

@@ -2,7 +2,7 @@
 
 A node dies at any statement or command to Redis, before the server executes it or after (the answer is lost), or at any
 operation on the disk, which then loses what was not synced. Its successor opens the same log, or uses the same Redis.
-At the end everything is taken: what was acknowledged is there exactly once, and nothing that was acked.
+At the end everything is popped: each acknowledged message exactly once, and no acked message.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ cutter = Cutter()
 
 
 class FailingDisk(FakeDisk):
-    """A disk whose operations fail once the power is cut: the node is dead, but its event loop runs on."""
+    """A disk whose operations fail once the power is cut: the node is dead, but its event loop continues."""
 
     def step(self, operation: str, path: str) -> None:
         try:
@@ -101,7 +101,7 @@ life = st.fixed_dictionaries(
 
 
 class Story:
-    """What one client was told, over the lives of a node."""
+    """The record of one client over several runs of a node."""
 
     def __init__(self, topic: str, seed: int) -> None:
         self.topic, self.rng = topic, random.Random(seed)
@@ -182,7 +182,7 @@ async def run(lives: list[dict[str, Any]], seed: int, config: dict[str, Any]) ->
     await story.end(config)
 
 
-#: Shrinking takes minutes here, and a story is short as it is.
+#: Shrinking takes minutes here, and histories are short anyway.
 PHASES = (Phase.explicit, Phase.generate)
 
 

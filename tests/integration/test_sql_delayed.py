@@ -1,4 +1,4 @@
-"""Delayed messages in the slots of a real database: where they go, that they fire, and that slots are truncated."""
+"""Delayed messages in the slots of a real database: their slots, that they fire, and that slots are truncated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def moved(database: Database) -> Database:  # noqa: F811
 
 
 async def still(database: Database) -> Any:  # noqa: F811
-    """A node whose timekeeper does nothing unless the test lets it."""
+    """A node whose timekeeper runs only when the test lets it."""
     broker = await database.open()
     await broker.node.timekeepers[0].close()
     return broker
@@ -44,7 +44,7 @@ async def skip(database: Database, ms: int) -> None:  # noqa: F811
 
 
 async def store_late(database: Database, topic: int) -> None:  # noqa: F811
-    """Store a message that has been due for long."""
+    """Store a message that has been due for a long time."""
     await database.admin.execute(
         "INSERT INTO delayed (slot, topic, id, key, due, priority, attempts, payload, wake, at) "
         "VALUES (delayed_slot(1, clock_ms()), $1, 7, 0, 1, 0, 0, 'late', 1, 1)",
@@ -52,7 +52,7 @@ async def store_late(database: Database, topic: int) -> None:  # noqa: F811
     )
 
 
-async def test_slot_is_as_fine_as_the_time_is_near(database: Database) -> None:  # noqa: F811
+async def test_nearer_times_have_finer_slots(database: Database) -> None:  # noqa: F811
     await database.open()
     now = 1_800_000_000_000
     for level in range(delayed.LEVELS):
@@ -79,7 +79,7 @@ async def test_message_fires_from_any_slot_when_it_is_due_and_not_before(moved: 
     assert [m.payload for m in await broker.pop("jobs")] == [b"x"]
 
 
-async def test_slots_are_truncated_after_their_period_though_a_transaction_is_open(moved: Database) -> None:
+async def test_slots_are_truncated_after_their_period_despite_an_open_transaction(moved: Database) -> None:
     broker = await still(moved)
     await broker.create_topic("jobs")
     reader = await asyncpg.connect(shared_url())
@@ -100,7 +100,7 @@ async def test_slots_are_truncated_after_their_period_though_a_transaction_is_op
     assert len(await broker.pop("jobs", 1000)) == 50 * len(delays)
 
 
-async def test_message_beyond_all_slots_moves_on_and_fires_when_due(moved: Database) -> None:
+async def test_message_beyond_all_slots_is_moved_and_fires_when_due(moved: Database) -> None:
     broker = await still(moved)
     await broker.create_topic("jobs")
     await broker.enqueue("jobs", b"x", delay=400 * 86400.0)
@@ -131,12 +131,12 @@ async def test_retry_that_outlives_its_message_expires_at_its_time(moved: Databa
 
 
 async def test_message_that_is_committed_after_its_time_still_fires(database: Database) -> None:  # noqa: F811
-    """Its transaction took so long that a check had passed its time when it committed."""
+    """Its transaction took so long that a check had passed its time before it committed."""
     broker = await still(database)
     await broker.create_topic("jobs")
     await broker.node.tick()  # skips everything up to now from here on
     await store_late(database, (await broker.get_topic("jobs")).incarnation)
-    broker.node.timekeepers[0].expect(1)  # as the node that stored it does
+    broker.node.timekeepers[0].expect(1)  # like the node that stored it
     await broker.node.tick()
     assert [m.payload for m in await broker.pop("jobs")] == [b"late"]
 

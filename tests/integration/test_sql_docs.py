@@ -13,7 +13,7 @@ asyncpg = pytest.importorskip("asyncpg")
 
 async def test_example_runs_as_written() -> None:
     (example,) = [b for b in blocks_of((ROOT / "docs" / "sql.md").read_text()) if b.language == "python"]
-    assert example.reason is not None, "it must say why test_docs does not run it"
+    assert example.reason is not None, "add a comment that says why test_docs does not run it"
     code = example.body.replace("postgresql://heapline@db1/queues", shared_url())
     body = "\n".join(f"    {line}" for line in code.splitlines())
     program: dict[str, object] = {}

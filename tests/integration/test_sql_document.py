@@ -1,4 +1,4 @@
-"""A document that nodes share in PostgreSQL: what becomes of a change, and who sees which content."""
+"""A document that nodes share in PostgreSQL: the outcome of a change, and which node sees which content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytest.importorskip("asyncpg")
 
 @asynccontextmanager
 async def opened(schema: str, url: str = "") -> AsyncIterator[Document]:
-    """The document as a node of its own sees it."""
+    """The document as another node sees it."""
     async with heapline.sql.open([url or shared_url()], schema=schema) as node, node.document("auth") as document:
         yield document
 
@@ -37,7 +37,7 @@ async def test_schema_with_the_longest_name_has_a_document() -> None:
         assert document.content == b"first"
 
 
-async def test_change_after_a_restored_backup_is_not_taken_for_one_that_the_backup_lacks() -> None:
+async def test_change_after_a_restore_is_distinguished_from_one_that_the_backup_lacks() -> None:
     import asyncpg
 
     schema = fresh_schema()
@@ -47,7 +47,7 @@ async def test_change_after_a_restored_backup_is_not_taken_for_one_that_the_back
             await write(document, b"first")
             await database.execute("CREATE TABLE backup AS SELECT * FROM documents")
             await write(document, b"second, which the backup lacks")
-            async with document._reading:  # this node is away
+            async with document._reading:  # this node is down
                 await database.execute("DELETE FROM documents")
                 await database.execute("INSERT INTO documents SELECT * FROM backup")
                 async with opened(schema) as restored:
@@ -59,7 +59,7 @@ async def test_change_after_a_restored_backup_is_not_taken_for_one_that_the_back
         await database.close()
 
 
-async def test_error_of_an_edit_reaches_its_caller_and_is_not_blamed_on_the_database() -> None:
+async def test_error_of_an_edit_is_raised_to_its_caller_unchanged() -> None:
     def edit(_: bytes | None) -> bytes:
         raise PermissionError(13, "Permission denied", "admin.key")
 
@@ -68,11 +68,11 @@ async def test_error_of_an_edit_reaches_its_caller_and_is_not_blamed_on_the_data
             await asyncio.to_thread(document.change_blocking, edit)
         assert node.why_unready() is None
         assert document.content is None
-        await write(document, b"first")  # nothing is locked
+        await write(document, b"first")  # no lock is held
 
 
-async def test_reader_is_not_told_why_the_database_cannot_be_reached() -> None:
-    """An unauthenticated caller may be the reader, and the cause names the database's role."""
+async def test_error_of_a_reader_hides_why_the_database_is_unreachable() -> None:
+    """The reader may be an unauthenticated caller, and the cause names the database's role."""
     import asyncpg
 
     schema = fresh_schema()
@@ -92,12 +92,12 @@ async def test_reader_is_not_told_why_the_database_cannot_be_reached() -> None:
         await database.close()
 
 
-async def test_node_that_stops_in_a_transaction_does_not_keep_others_from_changing(
+async def test_node_that_stops_in_a_transaction_does_not_block_other_writers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("heapline.sql.shard.ABANDONED_SECONDS", 1)
     async with opened(fresh_schema()) as document:
-        stopped = await document._shard.connect()  # as a node that was cut off: open, and silent from now on
+        stopped = await document._shard.connect()  # like a node that was cut off: open, and silent from now on
         try:
             await stopped.execute("BEGIN")
             await stopped.execute("SELECT pg_advisory_xact_lock($1)", document._lock_key)
@@ -107,10 +107,10 @@ async def test_node_that_stops_in_a_transaction_does_not_keep_others_from_changi
             await stopped.close()
 
 
-async def test_content_grows_old_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_content_ages_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(fresh_schema()) as document:
         awake = time.clock_gettime_ns
-        slept = {time.CLOCK_BOOTTIME: 3600 * 10**9}  # other clocks stand still
+        slept = {time.CLOCK_BOOTTIME: 3600 * 10**9}  # other clocks stop
         monkeypatch.setattr("time.clock_gettime_ns", lambda clock: awake(clock) + slept.get(clock, 0))
         assert document.age() >= 3600
         await document.read()

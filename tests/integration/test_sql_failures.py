@@ -1,7 +1,7 @@
 """Two served nodes under load while PostgreSQL is killed and restarted, and while a node is killed.
 
-Producers and consumers are SDK clients of both nodes, and record what they were told. At the end nothing that was
-acknowledged is lost, nothing that was acked comes again, and no enqueue counted twice.
+Producers and consumers are SDK clients of both nodes, and record their answers. At the end nothing that was
+acknowledged is lost, no acked message was redelivered, and no enqueue counted twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Load:
         self._hl = hl
         self._stopping = asyncio.Event()
         self.enqueued: set[str] = set()  # acknowledged
-        self.ids: dict[str, set[int]] = {}  # under which each message was delivered
+        self.ids: dict[str, set[int]] = {}  # tokens under which each message was delivered
         self.acked: set[str] = set()
         self.again: list[str] = []  # delivered after their ack
         self.errors = 0
@@ -73,7 +73,7 @@ class Load:
             self._stopping.set()
 
     async def more(self, count: int) -> None:
-        """Wait until so many more messages were acknowledged and acked."""
+        """Wait until this many more messages were acknowledged and acked."""
         goal = len(self.enqueued) + count, len(self.acked) + count
         async with asyncio.timeout(60):
             while len(self.enqueued) < goal[0] or len(self.acked) < goal[1]:  # noqa: ASYNC110 - nothing reports it

@@ -1,8 +1,8 @@
-"""`kill -9` of nodes of the Postgres broker, two at a time, each with its own record of what it was told.
+"""`kill -9` of nodes of the Postgres broker, two at a time, each with its own record of its answers.
 
-At the end everything that is left is popped: nothing that was answered is lost, nothing that was acked comes again,
-and no message was held by two at once. A node repeats the last batches with idempotency keys of its predecessor: they
-count once, under the ids of the first time.
+At the end everything that is left is popped: nothing that was answered is lost, no acked message is redelivered,
+and no message was held by two at the same time. A node repeats its predecessor's last batches with idempotency keys:
+they count once, under the ids of the first time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PATIENCE = 60.0  # seconds for a node to open on a busy machine
 
 
 class Rig:
-    """Nodes in processes of their own, and the servers that they use. A node's successor has its directory."""
+    """Nodes in separate processes, and the servers that they use. A node's successor has its directory."""
 
     def __init__(self, place: Path, url: str, schema: str, settings: dict[str, Any], uses_wal: bool) -> None:
         self.place, self.url, self.schema, self._settings, self._uses_wal = place, url, schema, settings, uses_wal
@@ -62,7 +62,7 @@ class Rig:
             time.sleep(0.02)
 
     def _keyed(self, seat: int) -> list[list[str]]:
-        """Return the last batches with keys that a killed node has sent; of the very last, the outcome is unknown."""
+        """Return the last batches with keys that a killed node sent; the outcome of the very last is unknown."""
         if seat not in self._last:
             return []
         lines = [json.loads(line) for line in self._last[seat].read_text().splitlines()]
@@ -102,7 +102,7 @@ class Rig:
         return [json.loads(line) for record in self.records for line in record.read_text().splitlines()]
 
     async def drain(self) -> list[str]:
-        """Pop and ack everything, and wait for leases of killed nodes. What is not flushed is flushed before."""
+        """Pop and ack everything, and wait for leases of killed nodes. Unflushed messages are flushed first."""
         found: list[str] = []
         settings = {name: value for name, value in self._settings.items() if name != "k"}
         for seat in range(NODES if self._uses_wal else 0):
@@ -154,7 +154,7 @@ class Evidence:
         return [tag for tag, *_, began in self.pops if tag in self.acked_at and began > self.acked_at[tag]]
 
     def held_twice(self) -> list[str]:
-        """Messages that were leased again, by the database's clock, before the lease before had ended."""
+        """Messages that were leased again, by the database's clock, before the previous lease had ended."""
         found = []
         leases: dict[str, list[float]] = {}
         for tag, _, _, deadline, _ in self.pops:
@@ -167,16 +167,16 @@ class Evidence:
 
 def check(lines: list[list[Any]], rest: Counter[str]) -> None:
     evidence = Evidence(lines)
-    assert len(evidence.ids) > 200, "too little was enqueued to show anything"
+    assert len(evidence.ids) > 200, "too little was enqueued to prove anything"
     assert len(evidence.acked_at) > 100
     popped = {tag for tag, *_ in evidence.pops}
     lost = [t for t in evidence.ids if t not in rest and t not in evidence.may_be_acked]
     assert lost == []
-    assert [tag for tag in evidence.acked_at if tag in rest] == [], "acked, and left in the queue"
+    assert [tag for tag in evidence.acked_at if tag in rest] == [], "acked but left in the queue"
     assert evidence.pops_after_ack() == []
     assert evidence.held_twice() == []
     assert evidence.with_two_ids(lines) == []
-    assert sum(evidence.acknowledged_again.values()) > 100, "too few repeats to show anything"
+    assert sum(evidence.acknowledged_again.values()) > 100, "too few repeats to prove anything"
     assert max(rest.values(), default=1) == 1
     assert len(set(evidence.ids.values())) == len(evidence.ids), "two messages have the same id"
     assert (popped | set(rest)) <= evidence.asked
@@ -192,7 +192,7 @@ async def test_killed_nodes_lose_nothing_and_redeliver_nothing_acked(tmp_path: P
 
 @pytest.mark.parametrize("policy", ["wal", "redis"])
 async def test_killed_valkey_postgres_and_nodes_lose_nothing(tmp_path: Path, policy: str) -> None:
-    """Pops take from the ready queue. Its server keeps a file that may be old, and is killed most often."""
+    """Pops use the ready queue. Its server's file may be old, and it is killed most often."""
     fsync = "always" if policy == "redis" else "everysec"
     postgres, valkey = KillablePostgres(UNSYNCED), Valkey("--appendonly", "yes", "--appendfsync", fsync)
     try:

@@ -1,4 +1,4 @@
-"""The Postgres broker against a naive model: two nodes, a clock that is moved by hand, and rings that turn at any time.
+"""The Postgres broker against a naive model: two nodes, a clock that the test advances, rings that turn at any time.
 
 Every pop must return exactly the best messages, in order, whichever node serves it and however the slots were turned.
 """
@@ -24,7 +24,7 @@ asyncpg = pytest.importorskip("asyncpg")
 from heapline.sql import rings  # noqa: E402 - needs asyncpg
 
 STEPS = 250
-K = 12  # of the topic whose messages are prefetched
+K = 12  # of the topic with prefetched messages
 SLOT_BYTES = 8192  # one page, so that almost every step could close a slot
 
 
@@ -185,7 +185,7 @@ class Run:
         for row in dead:
             row.is_dead, row.attempts = False, 0
             if row.ttl is not None:
-                row.expires = self.world.ms + row.ttl  # it restarts now, and the place in the order stays
+                row.expires = self.world.ms + row.ttl  # it restarts now, and the position in the order stays
 
     async def pass_time(self) -> None:
         await self.world._move_clock(self.rng.choice([0.01, 0.1, 0.6, 2.0]))
@@ -215,7 +215,7 @@ class Run:
             (step,) = self.rng.choices(list(kinds), list(kinds.values()))
             await step()
         await self.compare()
-        assert self.turned > 16, "too few turns to show anything"
+        assert self.turned > 16, "too few turns to prove anything"
 
 
 class PrefetchRun(Run):
@@ -239,7 +239,7 @@ class PrefetchRun(Run):
             row.lease, row.attempts, row.until = message, row.attempts + 1, self.world.ms + 2000
             assert (message.attempts, message.priority) == (row.attempts, row.priority)
 
-    skipped = 0  # the most messages that a pop went past
+    skipped = 0  # the most messages that a pop skipped
 
     async def disturb_redis(self) -> None:
         redis = self.nodes[0].node.redis
@@ -284,7 +284,7 @@ async def test_two_nodes_agree_with_the_model(world: SqlWorld, seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_prefetching_nodes_agree_with_the_model(world: SqlWorld, seed: int) -> None:
-    """No message is given twice or before its time, and none that is worse than the k best."""
+    """No message is delivered twice or early, and none that is worse than the k best."""
     redis, databases = fresh_redis(), world.databases[world.shards]
     await world.broker.create_topic("jobs", k=K, backoff=heapline.Backoff(base=0), max_retries_default=250)
     async with (
@@ -295,12 +295,12 @@ async def test_prefetching_nodes_agree_with_the_model(world: SqlWorld, seed: int
             await node.node.timekeepers[0].close()  # the run decides when time passes and rings turn
         run = PrefetchRun(world, [first, second], seed)
         await run.steps()
-        assert run.skipped > 0, "every pop was strict, which shows nothing"
+        assert run.skipped > 0, "every pop was strict, which proves nothing"
 
 
 @pytest.fixture(params=[False, True], ids=["free", "held"])
 async def old_transaction(world: SqlWorld, request: pytest.FixtureRequest) -> AsyncIterator[None]:
-    """Perhaps a transaction that keeps vacuum, and index scans, from removing what was deleted."""
+    """Optionally a transaction that keeps vacuum, and index scans, from removing deleted rows."""
     connection = await asyncpg.connect(world.databases[world.shards][0])
     transaction = connection.transaction(isolation="repeatable_read")
     await transaction.start()

@@ -113,7 +113,7 @@ async def test_node_that_lost_its_number_mints_nothing_under_it(database: Databa
     assert [await node_number(other), await node_number(paused)] == [0, 1]
 
 
-async def test_repeated_message_id_is_an_alarm_and_stores_nothing(
+async def test_repeated_message_id_is_logged_and_stores_nothing(
     database: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = await database.open()
@@ -125,7 +125,7 @@ async def test_repeated_message_id_is_an_alarm_and_stores_nothing(
             await broker.enqueue("jobs", b"second")
     assert "message id conflict" in caplog.text
     assert [info.payload for info in await broker.peek("jobs")] == [b"first"]
-    assert (await broker.enqueue("jobs", b"second")).id != first.id, "it goes on under another number"
+    assert (await broker.enqueue("jobs", b"second")).id != first.id, "it continues under another number"
 
 
 # -- wakeups -----------------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ async def test_delayed_message_of_another_node_is_delivered_on_time(database: Da
     assert (message.deadline - message.enqueued_at).total_seconds() >= 30.3, "never early"
 
 
-async def test_messages_are_shared_between_nodes_without_doubles(database: Database) -> None:
+async def test_messages_are_shared_between_nodes_without_duplicates(database: Database) -> None:
     nodes = [await database.open() for _ in range(3)]
     await nodes[0].create_topic("jobs")
     for n, node in enumerate(nodes):
@@ -241,7 +241,7 @@ async def test_database_that_cannot_be_opened_is_refused_by_name(change: tuple[s
             pass
 
 
-async def test_server_that_is_not_there_is_unavailable() -> None:
+async def test_missing_server_is_unavailable() -> None:
     with pytest.raises(heapline.UnavailableError, match="cannot open shard 0"):
         async with heapline.sql.open(["postgresql://postgres@127.0.0.1:1/postgres"]):
             pass
@@ -291,7 +291,7 @@ async def test_ring_turns_while_an_enqueue_waits_for_its_topic(database: Databas
         await timekeeper.close()
     async with database.admin.transaction():
         await database.admin.execute("SELECT pg_advisory_xact_lock($1)", shard.lock_key(Name("default", "jobs")))
-        key = None if limit else "a key locks the topic, too"
+        key = None if limit else "a key also locks the topic"
         waiting = asyncio.create_task(broker.enqueue("jobs", b"x", idempotency_key=key))
         count = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
         while not await database.admin.fetchval(count):
@@ -453,7 +453,7 @@ async def test_removed_messages_are_forgotten_slot_by_slot(database: Database) -
         await broker.get("jobs", sent.id)
 
 
-async def test_node_that_was_paused_truncates_no_slot_that_is_open_again(
+async def test_paused_node_truncates_no_slot_that_was_reopened(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = await database.open()
@@ -488,7 +488,7 @@ async def test_node_that_was_paused_truncates_no_slot_that_is_open_again(
 
 
 async def claim_plan(broker: Any, places: list[Any]) -> dict[str, Any]:
-    """How the database carries out a pop of 10 messages, as the broker's own connections plan it. It is rolled back."""
+    """Return how the database executes a pop of 10 messages, with the broker's own plan settings; rolled back."""
     async with shard_of(broker).connection() as connection:
         layout = await shard_of(broker).read_layout(connection)
         topic = await connection.fetchval("SELECT id FROM topics")
@@ -500,7 +500,7 @@ async def claim_plan(broker: Any, places: list[Any]) -> dict[str, Any]:
             return plan
 
 
-async def test_pop_reads_only_indexes_and_not_what_closed_slots_have_lost(database: Database) -> None:
+async def test_pop_reads_only_indexes_and_skips_deleted_rows_of_closed_slots(database: Database) -> None:
     broker = await database.open()
     ring = await ring_of(broker, 64 << 10)
     await broker.create_topic("jobs")
@@ -531,7 +531,7 @@ async def live_slots(database: Database) -> set[int]:
     return {slot for slot in range(POP_SLOTS) if bits >> slot & 1}
 
 
-async def test_messages_are_only_in_slots_that_pops_look_into(database: Database) -> None:
+async def test_messages_are_only_in_slots_that_pops_read(database: Database) -> None:
     broker = await database.open()
     ring = await ring_of(broker, 8192)
     await broker.create_topic("jobs", backoff=heapline.Backoff(base=0))
@@ -548,7 +548,7 @@ async def test_messages_are_only_in_slots_that_pops_look_into(database: Database
     assert len(await live_slots(database)) < 6
 
 
-async def test_pops_stop_looking_into_slots_that_were_emptied(database: Database) -> None:
+async def test_pops_stop_reading_slots_that_were_emptied(database: Database) -> None:
     broker = await database.open()
     ring = await ring_of(broker, 8192)
     await broker.create_topic("jobs")
@@ -587,7 +587,7 @@ async def test_messages_acked_together_are_remembered_in_one_row(database: Datab
     await broker.enqueue_batch("jobs", [Outgoing(b"x")] * 100)
     messages = await broker.pop("jobs", 100)
     await broker.ack(messages)
-    await broker.ack(messages)  # as a client does whose first answer was lost
+    await broker.ack(messages)  # like a client whose first response was lost
     assert await database.admin.fetchval("SELECT count(*) FROM acked") == 1
     assert (await broker.get("jobs", messages[7].id)).state == "acked"
 
@@ -609,7 +609,7 @@ async def test_ack_is_repeated_across_an_upgrade(database: Database) -> None:
     assert [(await broker.get("jobs", id)).state for id in (3, 4)] == ["acked", "cancelled"]
 
 
-async def test_nothing_is_lost_or_doubled_while_rings_turn(database: Database) -> None:
+async def test_nothing_is_lost_or_duplicated_while_rings_turn(database: Database) -> None:
     nodes = [await database.open(), await database.open()]
     await nodes[0].create_topic("jobs", backoff=heapline.Backoff(base=0))
     ring = rings.Rings(shard_of(nodes[0]), slot_bytes=8192)

@@ -1,4 +1,4 @@
-"""Rates of namespaces over all nodes of the Postgres broker, in Redis, and without it."""
+"""Rates of namespaces over all nodes of the Postgres broker, in Redis and without it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RATE = {"mqueue_rate": 0.01, "mqueue_burst": 2000}  # 20 requests, then one in 1
 
 
 async def admitted(*clients: Client) -> int:
-    """Return how many of many requests, on all clients at once, are not over the rate."""
+    """Return how many of many concurrent requests, over all clients, are within the rate."""
     answers = await asyncio.gather(*(client.dequeue() for client in clients for _ in range(30)))
     assert {answer.status_code for answer in answers} <= {200, 429}
     for answer in answers:
@@ -29,7 +29,7 @@ async def admitted(*clients: Client) -> int:
     return sum(answer.status_code == 200 for answer in answers)
 
 
-async def test_nodes_share_the_rate_of_a_namespace_and_limit_it_alone_without_redis(tmp_path: Path) -> None:
+async def test_nodes_share_the_rate_of_a_namespace_or_limit_it_separately_without_redis(tmp_path: Path) -> None:
     schema, valkey = fresh_schema(), Valkey().start()
     try:
         settings = {**RATE, "redis": valkey.url()}
@@ -42,7 +42,7 @@ async def test_nodes_share_the_rate_of_a_namespace_and_limit_it_alone_without_re
             clients = [Client(plain, admin_key(tmp_path / "a")) for plain in (on_a, on_b)]
             assert await admitted(*clients) == 20
             valkey.kill()
-            assert await admitted(*clients) == 2 * 20  # each node by itself
+            assert await admitted(*clients) == 2 * 20  # each node separately
             text = (await on_a.get("/metrics")).text
             assert "redis_up 0.0" in text
             for node in (a, b):

@@ -1,4 +1,4 @@
-"""Pops that take from the ready queue in Redis: what they promise beside other nodes, and when Redis fails."""
+"""Pops from the ready queue in Redis: their promises with other nodes, and when Redis fails."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MESSAGES = 60
 
 @pytest.fixture
 async def nodes() -> AsyncIterator[list[Any]]:
-    """Two nodes with a topic of which messages are prefetched."""
+    """Two nodes with a topic whose messages are prefetched."""
     schema, redis = fresh_schema(), fresh_redis()
     async with AsyncExitStack() as stack:
         brokers = [heapline.sql.open([shared_url()], schema=schema, redis=redis) for _ in range(2)]
@@ -40,7 +40,7 @@ def queue_of(node: Any) -> ReadyQueue:
 
 
 async def prefetch(node: Any, count: int = MESSAGES) -> list[int]:
-    """Fill the topic and the ready queue; return the ids that are left, best first."""
+    """Fill the topic and the ready queue; return the remaining ids, best first."""
     await node.create_topic("jobs", k=1000)
     results = await node.enqueue_batch("jobs", [Outgoing(b"x", priority=n) for n in range(count + 1)])
     await node.ack(await node.pop("jobs"))  # leased from the database, and fills the queue
@@ -196,7 +196,7 @@ async def test_killed_redis_costs_only_speed() -> None:
 
 async def test_entries_of_a_node_that_was_killed_are_leased_by_others(nodes: list[Any]) -> None:
     ids = await prefetch(nodes[0])
-    assert len(await queue_of(nodes[0]).pop(MESSAGES // 2)) == MESSAGES // 2  # popped, and never leased
+    assert len(await queue_of(nodes[0]).pop(MESSAGES // 2)) == MESSAGES // 2  # popped, but never leased
     got: list[int] = []
     while messages := await nodes[1].pop("jobs"):
         got += [message.id for message in messages]

@@ -1,4 +1,4 @@
-"""The connection to Redis: it is optional while it is down, and found again when it is back."""
+"""The connection to Redis: nodes work without it while it is down, and use it again afterwards."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ async def test_call_that_waits_for_a_flush_fails_when_redis_goes_down(
         async def slow_round() -> bool:
             began.set()
             await may_go_on.wait()
-            return False  # it flushed some, and another command has found Redis down meanwhile
+            return False  # it flushed some, and meanwhile another command has found Redis down
 
         monkeypatch.setattr(flusher, "_round", slow_round)
         await began.wait()
@@ -298,7 +298,7 @@ async def test_keys_sequences_strict_order_and_limits_bypass_redis(valkey: Valke
             assert await stored(admin, topic) == 1
 
 
-async def test_flush_waits_for_what_was_acknowledged_behind_many_units(
+async def test_flush_waits_for_messages_acknowledged_after_many_units(
     valkey: Valkey, admin: Any, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_buffer, "SLICE_UNITS", 3)
@@ -311,7 +311,7 @@ async def test_flush_waits_for_what_was_acknowledged_behind_many_units(
         assert sorted(int(p) for p in await take_all(hl, topic)) == list(range(20))
 
 
-async def test_full_redis_refuses_enqueues_and_takes_them_again_when_it_is_flushed(admin: Any, topic: str) -> None:
+async def test_full_redis_refuses_enqueues_until_it_is_flushed(admin: Any, topic: str) -> None:
     valkey = Valkey("--maxmemory", "8mb", "--maxmemory-policy", "noeviction").start()
     try:
         async with node(valkey) as hl:
@@ -346,7 +346,7 @@ async def test_stop_waits_until_enqueues_are_in_postgres(valkey: Valkey, admin: 
     assert await stored(admin, topic) == 1
 
 
-async def test_stats_report_what_redis_promises(topic: str) -> None:
+async def test_stats_report_the_durability_of_redis(topic: str) -> None:
     valkey = Valkey().start()  # without an append-only file
     try:
         async with node(valkey) as hl:

@@ -1,4 +1,4 @@
-"""Schedules on the Postgres broker: several nodes fire them, each firing once, although nodes are killed."""
+"""Schedules on the Postgres broker: several nodes fire them, each firing once, even if nodes are killed."""
 
 from __future__ import annotations
 

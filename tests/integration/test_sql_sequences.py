@@ -1,4 +1,4 @@
-"""Producers' sequences in their ring: what calls write, and what is left when a slot is folded."""
+"""Producers' sequences in their ring: the rows that calls write, and those that remain when a slot is folded."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ pytest.importorskip("asyncpg")
 
 
 async def command(*arguments: str, **environment: str) -> tuple[int, str]:
-    """Run a heapline command; its exit code and output."""
+    """Run a heapline command; return its exit code and output."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "heapline", *arguments,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env={**os.environ, **environment},
@@ -223,7 +223,7 @@ async def test_wrong_order_of_shards_is_explained(tmp_path: Path) -> None:
     urls = [shared_url(name) for name in names]
     async with sql_node(tmp_path / "a", "heapline", *urls) as node:
         assert await node.terminate() == 0
-    given = {"HEAPLINE_BROKER_TYPE": "sql", "HEAPLINE_POSTGRES": " ".join(urls[::-1])}  # as flags would
+    given = {"HEAPLINE_BROKER_TYPE": "sql", "HEAPLINE_POSTGRES": " ".join(urls[::-1])}  # like flags
     ports = ("--port", "0", "--grpc-port", "0", "--http-port", "0")
     code, output = await command("serve", "--data", str(tmp_path / "a"), *ports, **given)
     assert (code, "was opened before as shard" in output, "Traceback" in output) == (1, True, False)

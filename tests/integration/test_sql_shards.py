@@ -1,4 +1,4 @@
-"""The Postgres broker over several shards: where topics are, and what happens when a shard is away."""
+"""The Postgres broker over several shards: the shard of each topic, and the effect of a shard that is down."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHARDS = 3
 
 @pytest.fixture
 async def urls() -> AsyncIterator[list[str]]:
-    """Databases of their own on the shared server."""
+    """Separate databases on the shared server."""
     names = [fresh_schema() for _ in range(SHARDS)]
     admin = await asyncpg.connect(shared_url())
     for name in names:
@@ -121,7 +121,7 @@ async def test_calls_on_a_shard_that_is_down_fail_while_others_work() -> None:
 
 
 async def test_host_that_stalls_fails_its_calls_while_others_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing breaks, so only silence shows it. Here, no statement would ever time out."""
+    """Nothing breaks, so only silence reveals it. Here, no statement ever times out."""
     monkeypatch.setattr(circuit, "QUIET_SECONDS", 0.5)
     monkeypatch.setattr(shard_module, "PING_SECONDS", 0.5)
     names = topics_by_shard(2)
@@ -172,7 +172,7 @@ async def test_slow_statement_does_not_open_the_circuit(monkeypatch: pytest.Monk
         assert shard.is_up
 
 
-async def test_call_that_is_cancelled_while_its_connections_end_stays_cancelled() -> None:
+async def test_call_cancelled_while_its_connections_end_raises_cancelled_error() -> None:
     async with heapline.sql.open([shared_url()], schema=fresh_schema()) as hl:
         shard, working = hl.node.shards[0], asyncio.Event()
 
@@ -217,7 +217,7 @@ async def test_node_continues_when_its_connections_were_cut() -> None:
 
 
 async def test_enqueue_that_was_paused_after_its_claim_stores_nothing(urls: list[str]) -> None:
-    """Another topic has taken its key over meanwhile, so two messages would have one key of the namespace."""
+    """Another topic has meanwhile claimed its key, so two messages would have one key of the namespace."""
     one, two, three = topics_by_shard(SHARDS)
     async with heapline.sql.open(urls, schema="keys") as hl:
         for topic in (one, two, three):
@@ -236,7 +236,7 @@ async def test_enqueue_that_was_paused_after_its_claim_stores_nothing(urls: list
         for shard in hl.node.shards:
             async with shard.connection() as connection:
                 await connection.execute("UPDATE namespace_keys SET at = at - $1", ABANDONED_MS + 1)
-        with pytest.raises(heapline.IdempotencyConflict, match="in progress"):  # it is prepared
+        with pytest.raises(heapline.IdempotencyConflict, match="in progress"):  # the enqueue is prepared
             await hl.claim_keys("default", [("k1", three, b"x")])
         assert (await hl.claim_keys("default", [("k0", three, b"x")]))[0] == [None]
         await hl.commit_batch("b", ["1"])
@@ -261,7 +261,7 @@ async def forever(call: Callable[[], Awaitable[Any]]) -> None:
 async def test_node_continues_after_its_database_refused_connections(
     urls: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server runs, so the error is not that of a broken connection; it ended the node's timers for good."""
+    """The server runs, so the error is not that of a broken connection; it once ended the node's timers permanently."""
     name = urls[0].rpartition("/")[2]
     admin = await asyncpg.connect(shared_url())
     async with heapline.sql.open(urls[:1], schema=fresh_schema(), poll_interval=0.1) as hl, asyncio.timeout(60):

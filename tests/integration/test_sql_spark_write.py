@@ -45,7 +45,7 @@ async def test_rows_of_retried_tasks_and_repeated_transactions_are_written_once(
         for _ in range(2):  # the driver was killed after the commit, and repeats the transaction
             spark = Spark(node.target, data, txnAppId="load", txnVersion="0")
             batch = spark.batch()
-            await spark.task(batch, "a", "b", attempt=0)  # an attempt that lost: its rows are dropped
+            await spark.task(batch, "a", "b", attempt=0)  # an attempt that was not committed: its rows are dropped
             written = [await spark.task(batch, "a", "b", attempt=1), await spark.task(batch, "c", partition=1)]
             await spark.commit(batch, *written)
         failed = Spark(node.target, data)

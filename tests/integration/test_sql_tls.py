@@ -53,7 +53,7 @@ async def test_node_verifies_postgres_and_redis(certificates: Path) -> None:
             await hl.create_topic("jobs", k=10)
             await hl.enqueue("jobs", b"x")
             assert [m.payload for m in await hl.pop("jobs", 10, wait=5.0)] == [b"x"]
-            await hl.node.shards[0].wakeups.listening.wait()  # on a connection of its own
+            await hl.node.shards[0].wakeups.listening.wait()  # on a separate connection
             assert hl.node.redis.is_up
         assert postgres.accepted >= 2
         assert redis.accepted >= 1

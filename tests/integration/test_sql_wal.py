@@ -184,7 +184,7 @@ async def test_log_is_deleted_some_time_after_its_flush(
         assert len(await take_all(hl, topic)) == 41
 
 
-async def test_database_that_is_older_than_the_log_gets_what_is_left_of_it(
+async def test_database_older_than_the_log_gets_the_rest_of_the_log(
     tmp_path: Path, admin: Any, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "SEGMENT_BYTES", 1 << 20)
@@ -364,7 +364,7 @@ async def test_enqueues_go_to_postgres_while_the_log_cannot_be_written(
         await hl.close()
 
 
-async def test_enqueue_fails_when_its_shard_is_down_for_longer_than_it_is_remembered(
+async def test_enqueue_fails_when_its_shard_is_down_longer_than_settings_are_cached(
     tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with node(tmp_path) as hl:

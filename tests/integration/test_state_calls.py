@@ -59,7 +59,7 @@ async def test_server_pins_the_state_it_returns_while_the_queue_changes(tmp_path
             await rig.broker.enqueue("jobs", b"more")
             await rig.broker.snapshot("jobs")
         assert (await asyncio.to_thread(shown, far, work, asked)).equals(before)
-        assert list(tmp_path.rglob("*.lease"))  # the plans' own
+        assert list(tmp_path.rglob("*.lease"))  # the plans' own pins
 
 
 async def test_state_requires_the_consume_right_and_a_valid_request(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ async def test_all_interfaces_serve_tls_with_development_certificates(tmp_path: 
         assert await ask_http(rig, certs, credential="wrong") == 401
 
 
-async def test_client_without_tls_or_with_another_authority_gets_nowhere(
+async def test_client_without_tls_or_with_another_authority_is_refused(
     tmp_path: Path, certs: Path, strangers: Path
 ) -> None:
     async with Rig(tmp_path, some_key(), **server_tls(certs)) as rig:
@@ -131,21 +131,21 @@ async def test_renewed_certificate_is_used_without_a_restart(
     async with Rig(tmp_path, some_key(), **server_tls(used)) as rig:
         await ask_grpc(rig, certs)
         (used / "server.crt").write_bytes(b"half a renewal")
-        await ask_grpc(rig, certs)  # what does not fit is not taken
+        await ask_grpc(rig, certs)  # an invalid pair is not used
         assert await ask_http(rig, certs) == 200
         for name in ("server.key", "server.crt"):
             shutil.copy(renewed / name, used / name)
         with pytest.raises(HeaplineError):
             await ask_grpc(rig, certs)
         await ask_grpc(rig, renewed)
-        for _ in range(2):  # the first handshake may be the one that notices
+        for _ in range(2):  # the first handshake may be the one that notices the change
             try:
                 assert await ask_http(rig, renewed) == 200
                 break
             except httpx.ConnectError:
                 continue
         else:
-            pytest.fail("HTTP does not take up the new certificate")
+            pytest.fail("HTTP does not use the new certificate")
 
 
 async def test_key_of_a_directory_works_over_tls(tmp_path: Path, certs: Path) -> None:
@@ -163,7 +163,7 @@ async def test_key_of_a_directory_works_over_tls(tmp_path: Path, certs: Path) ->
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "queue.internal"])
-def test_host_that_others_reach_needs_tls_or_the_word_plaintext(host: str, certs: Path) -> None:
+def test_host_reachable_from_other_machines_needs_tls_or_plaintext(host: str, certs: Path) -> None:
     with pytest.raises(BadRequest, match=r"--tls-certificate .* --plaintext"):
         read_settings(host=host)
     assert read_settings(host=host, plaintext=True).tls_files() is None
@@ -194,7 +194,7 @@ def test_tls_comes_from_a_file_and_from_the_environment(
         ({"tls_client_ca": Path("a")}, "tls_certificate and tls_key too"),
     ],
 )
-def test_tls_settings_that_do_not_fit_are_refused(given: dict[str, Path], match: str) -> None:
+def test_inconsistent_tls_settings_are_refused(given: dict[str, Path], match: str) -> None:
     with pytest.raises(BadRequest, match=match):
         read_settings(**given)
 
@@ -215,6 +215,6 @@ def test_target_contains_address_and_tls(target: str, address: str, secure: bool
 
 
 @pytest.mark.parametrize("target", ["https://", "heapline+tls://", "heapline+tls://q/path", ""])
-def test_target_that_names_no_server_is_refused(target: str) -> None:
+def test_target_without_a_server_is_refused(target: str) -> None:
     with pytest.raises(BadRequest):
         parse_target(target)

@@ -69,7 +69,7 @@ class TracedRig(Rig):
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """Everything that ends, of client and server alike: to the client it is the program's own provider."""
+    """Every span that ends, of client and server: the client uses the program's own provider."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -80,7 +80,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
 
 
 def chain(spans: InMemorySpanExporter, call: str) -> list[ReadableSpan]:
-    """Client, server and engine of the last such call, checked to stand below one another."""
+    """Return the spans of client, server and engine of the last such call; each must be the parent of the next."""
     found = list(spans.get_finished_spans())
     client = [s for s in found if s.name == f"client {call}"][-1]
     server = next(s for s in found if s.name == f"server {call}" and s.parent and s.parent.span_id == _id(client))
@@ -107,7 +107,7 @@ async def test_spans_of_server_and_engine_carry_topic_partition_first_id_count_a
         enqueued = await rig.wire.enqueue("jobs", b"x", producer=Producer("billing"))
         first = {"topic": "jobs", "messages": 1, "message_id": enqueued.message_id}
         first["partition"] = (await rig.wire.get("jobs", enqueued.id)).partition
-        digits = first | {"message_id": str(enqueued.id), "lost": 0}  # settlements do not know the topic's id suffix
+        digits = first | {"message_id": str(enqueued.id), "lost": 0}  # settlements do not contain the topic's id suffix
         _check_attributes(chain(spans, "EnqueueBatch"), first | {"producer_id": "billing"})
         [message] = await rig.wire.pop("jobs")
         _check_attributes(chain(spans, "Pop"), first)
@@ -132,7 +132,7 @@ def _check_attributes(found: list[ReadableSpan], expected: dict[str, Any]) -> No
     assert {name: value for name, value in (server.attributes or {}).items() if name not in server_alone} == expected
 
 
-async def test_trace_goes_from_the_sdk_over_the_native_wire_into_the_engine(
+async def test_trace_continues_from_the_sdk_over_the_native_wire_into_the_engine(
     tmp_path: Path, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with TracedRig(tmp_path) as rig, heapline.connect(rig.target) as client:

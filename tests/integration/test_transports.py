@@ -1,4 +1,4 @@
-"""Transports against a real server: connections that break, vanish or were never made, and calls that are cancelled."""
+"""Transports against a real server: connections that break, vanish or fail to open, and calls that are cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unauthenticated clients get almost nothing done, and the server parses nothing that they send."""
+"""Unauthenticated clients cost the server little, and it parses nothing that they send."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ async def test_malformed_request_of_an_authenticated_caller_is_reported(rig: Gua
 
 
 async def test_unauthenticated_request_is_rejected_before_it_is_received(rig: GuardedRig) -> None:
-    """The client is cut off, or tells that it was refused, with most of its request unsent."""
+    """The client is cut off, or receives the refusal, with most of its request unsent."""
     async with grpc.aio.insecure_channel(rig.grpc_target, options=[("grpc.max_send_message_length", -1)]) as channel:
-        large = b"\0" * (70 << 20)  # over what the server takes: who has to read it to say no says that it is too large
+        large = b"\0" * (70 << 20)  # over the server's limit: a server that reads it answers that it is too large
         call: Any = channel.unary_unary(f"/{SERVICE}/Enqueue")(large)
         assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.UNAUTHENTICATED
         metadata = (("authorization", f"Bearer {rig.admin_key}"),)
-        for _ in range(2):  # not known yet, and known
+        for _ in range(2):  # not verified yet, and verified
             stats: Any = channel.unary_unary(f"/{SERVICE}/Stats")(b"\x0a\x04jobs", metadata=metadata)
             assert await asyncio.wait_for(stats.code(), 20) is grpc.StatusCode.OK
         call = channel.unary_unary(f"/{SERVICE}/Enqueue")(large, metadata=metadata)
@@ -170,7 +170,7 @@ async def test_unfinished_tls_handshakes_are_limited_per_address(
         await known.list_topics()  # authenticated, so it does not count
         opened = [await open_native(tls_rig) for _ in range(3)]
         await until(strangers_are(tls_rig, 3))
-        opened[0][1].write(b"\x16\x03\x01")  # a handshake that begins, and no more
+        opened[0][1].write(b"\x16\x03\x01")  # a handshake that begins and never continues
         reader, refused = await open_native(tls_rig)
         with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 20) == b""
@@ -243,14 +243,14 @@ async def test_unauthenticated_request_is_rejected_before_its_body_is_read(rig: 
         assert await raw.status() == 401
 
 
-async def test_login_takes_no_large_body(rig: GuardedRig) -> None:
+async def test_login_rejects_a_large_body(rig: GuardedRig) -> None:
     async with Raw(rig) as raw:
         await raw.head("/v1/auth/login", "content-type: application/json", "content-length: 60000000")
         await raw.say(b'{"email": "' + b"x" * pages.LOGIN_BYTES_MAX)
         assert await raw.status() == 413
 
 
-async def test_login_takes_no_slow_body(rig: GuardedRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_login_rejects_a_slow_body(rig: GuardedRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "LOGIN_SECONDS_MAX", 0.05)
     async with Raw(rig) as raw:
         await raw.head("/v1/auth/login", "content-type: application/json", "content-length: 100")
@@ -263,13 +263,13 @@ async def test_login_takes_no_slow_body(rig: GuardedRig, monkeypatch: pytest.Mon
 async def test_longest_password_still_logs_in(rig: GuardedRig) -> None:
     await rig.token()
     for password, status in ((PASSWORD, 200), ("\N{GRINNING FACE}" * 1024, 401)):
-        body = json.dumps({"email": EMAIL, "password": password})  # escaped: twelve bytes a character
+        body = json.dumps({"email": EMAIL, "password": password})  # escaped: twelve bytes per character
         told = await rig.http.post("/v1/auth/login", content=body, headers={"content-type": "application/json"})
         assert told.status_code == status
 
 
 @pytest.mark.parametrize("second", ["transfer-encoding: chunked", "content-length: 6"])
-async def test_request_of_two_lengths_is_refused_whole(rig: GuardedRig, second: str) -> None:
+async def test_request_with_two_lengths_is_refused(rig: GuardedRig, second: str) -> None:
     async with Raw(rig) as raw:
         await raw.head("/v1/enqueue", f"authorization: Bearer {rig.admin_key}", "content-length: 5", second)
         await raw.say(b"0", b"", b"GET /healthz HTTP/1.1", b"host: x", b"", b"")
@@ -279,7 +279,7 @@ async def test_request_of_two_lengths_is_refused_whole(rig: GuardedRig, second: 
 
 
 async def test_trailers_are_not_read_as_headers(rig: GuardedRig) -> None:
-    """A proxy that takes a header out, or sets it, does not look there."""
+    """A proxy that removes or sets a header does not look there."""
     async with Raw(rig) as raw:
         await raw.say(
             b"POST /v1/heaps/jobs:snapshot HTTP/1.1", b"host: x", b"transfer-encoding: chunked", b"",

@@ -25,7 +25,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[GuardedRig]:
 
 
 async def told_over_grpc(rig: GuardedRig, name: str, request: Any) -> tuple[str, str]:
-    """The code, and every byte that a client gets to see."""
+    """Return the code, and every byte that a client receives."""
     method = METHODS[name]
     async with grpc.aio.insecure_channel(rig.grpc_target) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -1,4 +1,4 @@
-"""The built wheel, installed without extras in an environment of its own, is a whole and lean `heapline`."""
+"""The built wheel, installed without extras in a separate environment, is complete and lean."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from heapline.assign import Config
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
 
-#: What `import heapline` must not cost or need.
+#: Modules that `import heapline` must not load.
 HEAVY = ("typer", "rich", "pydantic", "grpc", "pyspark", "pyarrow", "pandas", "nats", "asyncpg", "redis", "pytest")
 
 
@@ -26,7 +26,7 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> str:
 
 
 def completed(*command: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    # The checkout must not lend the new environment its modules.
+    # The new environment must not find the checkout's modules.
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment |= variables
     done = subprocess.run(
@@ -46,7 +46,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin directory of a fresh environment that holds the wheel and its base dependencies."""
+    """The bin directory of a new environment with the wheel and its base dependencies."""
     home = tmp_path_factory.mktemp("installed")
     run(sys.executable, "-m", "venv", home / "venv", cwd=home)
     bin_ = home / "venv" / "bin"
@@ -55,7 +55,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bin_
 
 
-def test_wheel_holds_the_package_its_marker_and_its_licence_only(wheel: Path) -> None:
+def test_wheel_contains_only_the_package_its_marker_and_its_license(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "heapline/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)

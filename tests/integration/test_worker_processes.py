@@ -1,4 +1,4 @@
-"""Real `heapline worker` processes on a real server: killed with -9 at random, drained, reloaded, left alone."""
+"""Real `heapline worker` processes on a real server: killed with -9 at random, drained, reloaded, orphaned."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Worker:
 
     @property
     def children(self) -> list[int]:
-        """Those that ever were."""
+        """All processes that were started."""
         return [int(pid) for pid in re.findall(r"at once, process (\d+)", self.said)]
 
 
@@ -106,7 +106,7 @@ async def until(holds: Callable[[], Any], told: Callable[[], str] = str, seconds
             while not holds():  # noqa: ASYNC110 - other processes send no event
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise AssertionError(f"it did not come to pass; the worker said:\n{told()}") from None
+        raise AssertionError(f"it did not happen; the worker's output:\n{told()}") from None
 
 
 @asynccontextmanager
@@ -135,10 +135,10 @@ async def enqueue(broker: heapline.Broker, task: str, *seconds: float) -> list[i
 
 
 def check_one_at_a_time(found: list[dict[str, Any]]) -> None:
-    """Within a lease no other worker has the message: the next begins after its end, or after a dead worker's lease."""
+    """Within a lease no other worker has the message: the next run begins after its end or after a dead one's lease."""
     lives: defaultdict[int, dict[int, dict[str, dict[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
     for record in found:
-        lives[record["id"]][record["token"]][record["what"]] = record  # of beats the last
+        lives[record["id"]][record["token"]][record["what"]] = record  # the last heartbeat
     for of_message in lives.values():
         runs = sorted(of_message.values(), key=lambda run: run["start"]["at"])
         for before, after in pairwise(runs):
@@ -203,7 +203,7 @@ async def test_second_signal_stops_a_worker_immediately(tmp_path: Path) -> None:
             worker.process.send_signal(signal.SIGINT)
             assert await asyncio.wait_for(worker.process.wait(), 30) == 1
             await until(lambda: "second signal: exiting now" in worker.said, lambda: worker.said)
-        assert (await broker.stats("jobs")).leased == 1  # comes back when its lease ends
+        assert (await broker.stats("jobs")).leased == 1  # redelivered when its lease ends
 
 
 STUBBORN = """
@@ -240,7 +240,7 @@ async def test_worker_logs_its_tasks_and_reports_counts_on_sigusr1(tmp_path: Pat
         assert "jobs: work, plain" in worker.said
 
 
-async def test_question_does_not_end_processes_that_do_not_listen_yet(tmp_path: Path) -> None:
+async def test_sigusr1_does_not_kill_worker_processes_during_startup(tmp_path: Path) -> None:
     async with served(tmp_path) as (home, target, _), Worker(home, target, "--processes", "2") as worker:
         tasks = Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children")
         await until(lambda: len(tasks.read_text().split()) == 2, lambda: worker.said)
@@ -301,7 +301,7 @@ def ends(home: Path) -> set[int]:
     return {record["id"] for record in records(home) if record["what"] == "end"}
 
 
-async def test_killed_worker_of_a_directory_of_its_own_finds_its_work_again(tmp_path: Path) -> None:
+async def test_killed_worker_on_its_own_directory_continues_its_work(tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(TASKS.replace("heapline.App()", 'heapline.App("./data")'))
     async with heapline.open(tmp_path / "data") as broker:
         await broker.create_topic("jobs", segment_bytes=1 << 20, backoff={"base": 0.0})
@@ -333,7 +333,7 @@ print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children])
 
 
 async def test_forked_children_open_their_own_connections(tmp_path: Path) -> None:
-    """As gunicorn's with --preload: the app is imported before the fork and used after it."""
+    """Like gunicorn's with --preload: the app is imported before the fork and used after it."""
     async with served(tmp_path) as (home, target, broker):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", FORK, cwd=home, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

@@ -8,7 +8,7 @@ import ssl
 import struct
 from pathlib import Path
 
-SSL_REQUEST = struct.pack(">II", 8, 80877103)  # how a client of PostgreSQL asks for TLS
+SSL_REQUEST = struct.pack(">II", 8, 80877103)  # how a PostgreSQL client requests TLS
 
 
 class TlsProxy:
@@ -40,7 +40,9 @@ class TlsProxy:
 
     async def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # a client that does not trust us, or left
+            with contextlib.suppress(
+                OSError, asyncio.IncompleteReadError
+            ):  # a client that does not trust the certificate, or left
                 if self._is_postgres:
                     if await reader.readexactly(len(SSL_REQUEST)) != SSL_REQUEST:
                         return
