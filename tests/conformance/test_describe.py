@@ -11,6 +11,7 @@ from heapline.contract.batches import ListBatches
 from heapline.contract.call import CALLS
 from heapline.contract.config import BrokerConfig
 from heapline.contract.groups import ListGroups
+from heapline.contract.inspection import Explain
 from heapline.contract.replays import ListReplays
 from heapline.contract.schedules import ListSchedules
 from heapline.contract.topics import SetPartitionThrottled, Snapshot
@@ -42,6 +43,7 @@ CALLS_BY_FEATURE = {
     "replay": ListReplays(),
     "schedules": ListSchedules(),
     "batches": ListBatches(),
+    "explain": Explain("jobs"),
 }
 
 

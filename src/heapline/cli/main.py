@@ -42,6 +42,7 @@ SUBCOMMANDS = {
     "topic": Lazy("topic", "Create, inspect, change and delete topics."),
     "put": Lazy("message", "Enqueue a message, or a file of messages.", "put"),
     "peek": Lazy("message", "Show the messages that would be popped next, best first.", "peek"),
+    "explain": Lazy("explain", "Show which messages would be popped next and why, best first.", "explain"),
     "pop": Lazy("message", "Lease the best messages that are due, and print them.", "pop"),
     "get": Lazy("message", "Show one message in any state, including recently removed ones.", "get"),
     "cancel": Lazy("message", "Remove waiting messages before they are delivered.", "cancel"),

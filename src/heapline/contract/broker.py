@@ -29,7 +29,19 @@ from typing import (
 
 import msgspec
 
-from heapline.contract import admin, batches, dead_letters, groups, leases, log, messages, replays, schedules, topics
+from heapline.contract import (
+    admin,
+    batches,
+    dead_letters,
+    groups,
+    inspection,
+    leases,
+    log,
+    messages,
+    replays,
+    schedules,
+    topics,
+)
 from heapline.contract.call import HERE, Command, Context, Count, Feed, Page
 from heapline.contract.check import build
 from heapline.contract.columns import pack, pack_one, unpack
@@ -450,6 +462,8 @@ class Methods:
     ) -> None:
         """Change when or how urgently a waiting message is served. What is not given stays."""
         await self.do(messages.Reschedule(topic, message_id, delay, deliver_at, priority))
+
+    explain = command(inspection.Explain)
 
     # -- dead letters ----------------------------------------------------------------------------------------------
 

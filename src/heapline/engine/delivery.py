@@ -28,7 +28,7 @@ from heapline.core.record import (
     size_bound,
 )
 from heapline.engine.counters import Counters
-from heapline.engine.local_spine import Heads
+from heapline.engine.local_spine import NO_SELECTION, Heads, Selection
 from heapline.engine.topic import ChosenLease, Topic
 from heapline.journal.log import TopicLog
 
@@ -169,6 +169,20 @@ class Delivery:
             self._serve_many(calls, want, now)
         elif partitions[0].entries.ready and partitions[0].state.throttled is None:
             self._serve_one(partitions[0], calls, want, now)
+
+    def preview(self, want: int, now: Now) -> Selection:
+        """Return the messages that pops would lease next, as if the topic were neither paused nor at a limit."""
+        heads, partition = self.heads, self._topic.partitions[0]
+        if len(self._topic.partitions) > 1 or self._topic.config.min_freshness:
+            counts = heads.selections, heads.refusals
+            chosen = heads.choose(want, now.steady)
+            heads.selections, heads.refusals = counts
+        elif partition.entries.ready and partition.state.throttled is None:
+            rows = partition.eligible(want)
+            chosen = Selection([0], np.zeros(len(rows.ids), dtype=np.intp), *rows)
+        else:
+            return NO_SELECTION
+        return Selection(chosen.owners, *(column[:want] for column in chosen[1:]))
 
     def _room(self, now: Now) -> int:
         if self._topic.paused:

@@ -52,7 +52,7 @@ class _Planned(NamedTuple):
     after: Rotation  # the rotation after all of these turns
 
 
-_NO_SELECTION = Selection([], _NO_INDEX, EMPTY, EMPTY, EMPTY)
+NO_SELECTION = Selection([], _NO_INDEX, EMPTY, EMPTY, EMPTY)
 
 
 class Heads:
@@ -164,7 +164,7 @@ class Heads:
         # Rows beyond their key's limit are removed below, so `want` heads may give fewer than `want` messages.
         owners = full.tolist() if want > 1 and self._is_limited else self._owners(full, want)
         if not owners:
-            return _NO_SELECTION
+            return NO_SELECTION
         partitions = self._topic.partitions
         if len(owners) > 1 and want <= FEW_ROWS * len(owners) and not self._is_limited:
             return _before(self._one_by_one(owners, want), barrier)
@@ -231,7 +231,7 @@ class Heads:
         self._planned = _Planned(ready, len(plan.order), after)
         counts = plan.counts()
         if not counts:
-            return _NO_SELECTION
+            return NO_SELECTION
         owners = list(counts)
         found = [partitions[number].eligible(counts[number]) for number in owners]
         merged = _merged(owners, found)

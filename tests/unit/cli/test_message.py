@@ -283,6 +283,20 @@ def test_peek_explains_an_empty_result(cli: Cli) -> None:
     assert cli("peek", "jobs", "--json").stdout == ""
 
 
+def test_explain_shows_why_messages_are_next_and_what_holds_them_back(cli: Cli) -> None:
+    assert cli("explain", "jobs").stdout == "no message is ready in jobs: it is empty\n"
+    for priority in (5, 1):
+        cli("put", "jobs", "secret", "-p", str(priority))
+    first, second = cli.json("explain", "jobs")
+    assert (first["line"], first["message"]["priority"], second["line"]) == (1, 1, 2)
+    assert "because its priority is worse" in second["text"]
+    cli("topic", "pause", "jobs")
+    shown = cli("explain", "jobs", second["message"]["message_id"])
+    assert "Second in line: priority 5" in shown.stdout
+    assert "The topic is paused. It holds back up to 2." in shown.stderr
+    assert "secret" not in shown.stdout
+
+
 @pytest.mark.parametrize("limit", ["0", "10001"])
 def test_bad_limit_of_a_peek_is_refused(cli: Cli, limit: str) -> None:
     assert "limit" in cli("peek", "jobs", "-n", limit, code=1).stderr

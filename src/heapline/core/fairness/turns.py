@@ -88,6 +88,10 @@ class FairShare:
         turns[order] = np.repeat(np.array(bases, dtype=np.int64) - starts, counts) + np.arange(1, len(order) + 1)
         return np.minimum(turns, TURN_MAX)
 
+    def ahead(self, key: int) -> int:
+        """Return how many turns of its priority come before the one in this heap key."""
+        return max(0, (key & TURN_MAX) - self._times.get(key >> TURN_BITS, 0) - 1)
+
     def observe(self, keys: I64, hashes: I64) -> None:
         """Replay the effect of `take` for heap keys recorded in the journal."""
         order, starts, pairs = _groups(keys >> TURN_BITS, hashes)
