@@ -9,7 +9,7 @@ import pytest
 
 from heapline.client.backoff import FIRST_PAUSE, LONGEST_PAUSE, pauses
 from heapline.client.wrappers.retrying import RECONCILE, Retrying
-from heapline.contract.admin import CreateKey, CreateUser
+from heapline.contract.admin import CreateKey, CreateLoginLink, CreateUser
 from heapline.contract.batches import ForgetSink
 from heapline.contract.call import CALLS, HERE, Command, Context, Repeat
 from heapline.contract.columns import pack
@@ -61,6 +61,7 @@ ONCE: list[Command[Any]] = [
     DeleteGroupDeadLetters("jobs", "g"),
     CreateKey("ci", ["jobs:produce"]),
     CreateUser("ada@example.org", "a long password", ["jobs:produce"]),
+    CreateLoginLink(),
 ]
 
 
