@@ -7,6 +7,7 @@ it, as real ones do. Every call goes through the history. Faults are not made he
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -83,6 +84,9 @@ class Client:
             if patience is None:
                 raise Unexpected(f"{verb} was not answered within {limit} s of virtual time") from None
             return self.node.history.calls[-1]
+        finally:
+            if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                work.close()  # the node crashed before the call began; Python warns of a coroutine that never ran
 
 
 async def _awaited(work: Awaitable[Any]) -> Any:
