@@ -122,17 +122,12 @@ class Numbering:
     """The producers, numbers and fingerprints of the rows of a group that has numbered calls."""
 
     def __init__(self, spans: Sequence[Span], payloads: Sequence[bytes]) -> None:
-        count = len(payloads)
-        self._numbers: dict[tuple[str, int], int] = {}  # producer and epoch -> its number in the column of owners
-        self._owners = np.full(count, -1, dtype=np.int64)
-        self._seqs, self._answered_below = np.zeros((2, count), dtype=np.int64)
-        for call, start, end in spans:
-            if call.identity is None or call.first_seq is None:
-                continue
-            producer = call.identity.producer_id, call.identity.epoch
-            self._owners[start:end] = self._numbers.setdefault(producer, len(self._numbers))
-            self._seqs[start:end] = call.numbers(call.first_seq)
-            self._answered_below[start:end] = call.identity.answered_below
+        calls: dict[tuple[str, int], list[Span]] = {}
+        for span in spans:
+            identity = span[0].identity
+            if identity is not None and span[0].first_seq is not None:
+                calls.setdefault((identity.producer_id, identity.epoch), []).append(span)
+        self._producers = [_NumberedRows(*producer, spans) for producer, spans in calls.items()]
         self._prints = fingerprints(payloads)
 
     def nbytes_max(self, frames: int) -> int:
@@ -140,23 +135,48 @@ class Numbering:
 
         Each event names each of its producers.
         """
-        rows = np.bincount(self._owners + 1, minlength=len(self._numbers) + 1)[1:].tolist()
-        names = [len(name.encode()) + PRODUCER_BYTES for name, _ in self._numbers]
-        named: int = sum(min(frames, count) * size for count, size in zip(rows, names, strict=True))
-        return named + len(self._owners) * EVENT_BYTES_PER_ROW
+        named = 0
+        for producer in self._producers:
+            named += min(frames, len(producer.rows)) * (len(producer.name.encode()) + PRODUCER_BYTES)
+        return named + len(self._prints) * EVENT_BYTES_PER_ROW
 
     def reorder(self, order: Any) -> None:
-        self._owners, self._seqs = self._owners[order], self._seqs[order]
-        self._answered_below, self._prints = self._answered_below[order], self._prints[order]
+        new_rows = order.argsort()
+        for producer in self._producers:
+            producer.move(new_rows)
+        self._prints = self._prints[order]
 
     def rows(self, start: int, end: int) -> list[ProducerRows]:
         """Return what an event about these rows says of their producers."""
         found: list[ProducerRows] = []
-        for (name, epoch), number in self._numbers.items():
-            index = np.flatnonzero(self._owners[start:end] == number)
-            if len(index):
-                rows = index + start
-                answered_below = int(self._answered_below[rows].max())
+        for producer in self._producers:
+            first, last = producer.rows.searchsorted((start, end)).tolist()
+            if first < last:
+                rows, seqs = producer.rows[first:last], producer.seqs[first:last]
+                answered_below = int(producer.answered_below[first:last].max())
                 prints = self._prints[rows].tobytes()
-                found.append(ProducerRows(name, epoch, answered_below, index, self._seqs[rows], prints))
+                found.append(ProducerRows(producer.name, producer.epoch, answered_below, rows - start, seqs, prints))
         return found
+
+
+class _NumberedRows:
+    """The rows of a group that one producer numbered, ascending, and what it said of each."""
+
+    __slots__ = ("answered_below", "epoch", "name", "rows", "seqs")
+
+    def __init__(self, name: str, epoch: int, spans: Sequence[Span]) -> None:
+        self.name, self.epoch = name, epoch
+        calls = [(call.identity.answered_below, call.count) for call, _, _ in spans if call.identity is not None]
+        self.answered_below: I64 = np.repeat(*np.array(calls, dtype=np.int64).T)
+        self.rows = _joined([np.arange(start, end) for _, start, end in spans])
+        self.seqs = _joined([call.numbers(call.first_seq) for call, _, _ in spans if call.first_seq is not None])
+
+    def move(self, new_rows: I64) -> None:
+        """Follow the rows to their new places: `new_rows[n]` is that of row n."""
+        moved = new_rows[self.rows]
+        order = moved.argsort()
+        self.rows, self.seqs, self.answered_below = moved[order], self.seqs[order], self.answered_below[order]
+
+
+def _joined(columns: list[I64]) -> I64:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
