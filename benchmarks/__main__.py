@@ -53,7 +53,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--markdown", action="store_true", help="a table for docs/benchmarks.md, with the machine's facts"
     )
     parser.add_argument("--save", action="store_true", help="keep this run's ratios in benchmarks/ratios.json")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a ratio regressed or a module failed")
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 if a ratio regressed or is not there, or a module failed",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     if not 0 < options.scale <= 1:
         parser.error("--scale is a share: over 0, at most 1")
@@ -136,13 +138,18 @@ def main() -> int:
     regressed = [row for row in rows if ratios.regressed_from(row, kept) is not None]
     for row in regressed:
         tell(console, f"regression: {row.name} is at {row.ratio:.3g}×, was {kept[row.name]:.3g}×")
+    unchecked, left_out = [], set(PEERS.get(options.suite, ())) - set(options.peers)
+    failed = any(row.error for row in rows)
     if options.save:
-        ratios.save(key, rows)
+        ratios.save(key, rows, is_whole=not (options.only or left_out or failed))
     elif options.check:
-        for name in ratios.unguarded(rows, kept):
-            tell(console, f"not checked: no ratio of {name} is kept; keep one with --save")
+        unchecked = [f"no ratio of {name} is kept; keep one with --save" for name in ratios.unguarded(rows, kept)]
+        if not options.only:
+            unchecked += [f"this run has no ratio of {name}" for name in ratios.absent(rows, kept, left_out)]
+        for reason in unchecked:
+            tell(console, f"not checked: {reason}")
     console.print(f"{len(rows)} figures in {time.monotonic() - began:.0f} s", style="dim")
-    return int(options.check and bool(regressed or any(row.error for row in rows)))
+    return int(options.check and bool(regressed or unchecked or failed))
 
 
 if __name__ == "__main__":

@@ -29,11 +29,11 @@ def load(key: str, path: Path = KEPT) -> dict[str, float]:
     return kept.get(key, {})
 
 
-def save(key: str, rows: Iterable[Row], path: Path = KEPT) -> None:
-    """Keep these rows' ratios; those of rows that did not run stay as they were."""
+def save(key: str, rows: Iterable[Row], path: Path = KEPT, *, is_whole: bool = False) -> None:
+    """Keep these rows' ratios. Those of rows that did not run stay as they were, unless it was a whole suite."""
     kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     fresh = {row.name: float(f"{row.ratio:.4g}") for row in comparable(rows) if row.ratio is not None}
-    kept[key] = {**kept.get(key, {}), **fresh}
+    kept[key] = fresh if is_whole else {**kept.get(key, {}), **fresh}
     path.write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -47,6 +47,15 @@ def comparable(rows: Iterable[Row]) -> list[Row]:
 def unguarded(rows: Iterable[Row], kept: dict[str, float]) -> list[str]:
     """Return the names of rows that could be compared, but whose ratio was never kept."""
     return [row.name for row in comparable(rows) if row.name not in kept]
+
+
+def absent(rows: Iterable[Row], kept: dict[str, float], peers_left_out: Iterable[str]) -> list[str]:
+    """Return the names whose ratio is kept but not among these rows of a suite, except those next to other peers."""
+    measured = {row.name for row in rows if row.ratio is not None}
+    others = [f"next to {peer}" for peer in peers_left_out]
+    return [
+        name for name in kept if name not in measured and not any(name.partition(":")[0].endswith(o) for o in others)
+    ]
 
 
 def steady_names(names: Iterable[str]) -> set[str]:

@@ -152,7 +152,7 @@ def test_check_turns_a_regression_into_a_failure(
         assert "regression: benchmarks.heap" in printed.err
 
 
-def test_check_names_rows_whose_ratio_was_never_saved(
+def test_check_fails_for_rows_whose_ratio_was_never_saved(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ("kept", "new", "rate", "rate: CPU of the server", "rate, p95")
@@ -161,11 +161,45 @@ def test_check_names_rows_whose_ratio_was_never_saved(
     monkeypatch.setattr(harness, "run_module", lambda module, quick, **_: iter(rows))
     monkeypatch.setattr(ratios, "load", lambda key: {"kept": 1.0})
     monkeypatch.setattr("sys.argv", ["benchmarks", "core", "--json", "--check"])
-    assert command.main() == 0
+    assert command.main() == 1
     named = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not checked: ")]
     assert [line.removeprefix("not checked: no ratio of ").partition(" is kept")[0] for line in named] == [
         "new", "rate: CPU of the server",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        ([], 1, ["gone", "enqueue, next to redis: CPU", "without"]),
+        (["--peers", "postgres"], 1, ["gone", "without"]),
+        (["--only", "lifecycle"], 0, []),
+    ],
+)
+def test_check_fails_for_kept_rows_that_a_suite_no_longer_has(
+    arguments: list[str],
+    code: int,
+    named: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [row("stays", ratio=1.0), row("without", ratio=None)]
+    monkeypatch.setattr(harness, "SUITES", {"server": ("benchmarks.server.lifecycle",)})
+    monkeypatch.setattr(harness, "run_module", lambda module, quick, **_: iter(rows))
+    monkeypatch.setattr(
+        ratios, "load", lambda key: dict.fromkeys(("stays", "gone", "enqueue, next to redis: CPU", "without"), 1.0)
+    )
+    monkeypatch.setattr("sys.argv", ["benchmarks", "server", "--json", "--check", *arguments])
+    assert command.main() == code
+    reasons = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not checked: ")]
+    assert [line.removeprefix("not checked: this run has no ratio of ") for line in reasons] == named
+
+
+def test_saving_a_whole_suite_forgets_rows_that_it_no_longer_has(tmp_path: Path) -> None:
+    path = tmp_path / "ratios.json"
+    ratios.save("core", [row("a", ratio=1), row("b", ratio=2)], path)
+    ratios.save("core", [row("b", ratio=3)], path, is_whole=True)
+    assert ratios.load("core", path) == {"b": 3}
 
 
 def test_check_fails_if_no_ratios_are_saved(
