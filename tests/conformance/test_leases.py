@@ -353,3 +353,18 @@ async def test_lost_lease_is_named_by_its_ulid(jobs: Broker) -> None:
     with pytest.raises(heapline.LeaseLost) as caught:
         await jobs.nack(LeaseRef("jobs", other.id, other.token))
     assert str(other.id) in str(caught.value), "a LeaseRef does not contain the topic's id suffix"
+
+
+async def test_lost_leases_are_shown_by_the_ids_that_people_know(jobs: Broker) -> None:
+    await jobs.create_topic("mail")
+    for topic in ("jobs", "mail"):
+        await jobs.enqueue(topic, b"x")
+    (job,), (mail,) = await jobs.pop("jobs"), await jobs.pop("mail")
+    for lost in (job, [job], [job, mail]):
+        if lost is job:
+            await jobs.ack([job, mail])
+        with pytest.raises(heapline.LeaseLost) as caught:
+            await jobs.nack(lost)
+        shown = [job.message_id, mail.message_id] if lost == [job, mail] else [job.message_id]
+        assert f"had ended ({', '.join(shown)})" in str(caught.value)
+        assert caught.value.lost == ([job.id, mail.id] if len(shown) == 2 else [job.id])

@@ -48,6 +48,7 @@ from heapline.contract.columns import pack, pack_one, unpack
 from heapline.contract.config import GroupConfig, TopicConfig, check_names, plain_settings
 from heapline.contract.errors import BadRequest, DeliveryLost, HeaplineError, LeaseLost
 from heapline.contract.groups import EARLIEST, fetched, pack_offsets, position, unpack_offsets
+from heapline.contract.ids import shown_ids
 from heapline.contract.keywords import GroupKeywords, TopicKeywords
 from heapline.contract.leased_batch import LeasedBatch, LeasedColumns
 from heapline.contract.leases import messages_of
@@ -407,7 +408,8 @@ class Methods:
             keys = leases.LeaseKeys(pack_one(messages.id), pack_one(messages.token))
             settled = await self.do(leases.Ack(messages.topic, keys))
             if settled.lost:
-                raise LeaseLost.with_suffix(settled.lost, messages.topic, messages.id_suffix)
+                shown = shown_ids(settled.lost, messages.id_suffix)
+                raise LeaseLost.showing(settled.lost, messages.topic, shown)
             return
         await _settle(self, messages, leases.Ack)
 
@@ -901,9 +903,9 @@ def _raise_worst(answers: Answers) -> None:
             raise answer
     lost = [(share, answer.lost) for share, answer in answers if answer.lost]
     if lost:
-        suffix = lost[0][0].id_suffix if len(lost) == 1 else 0  # ULIDs of several topics have several suffixes
-        ids = [id for _, ids in lost for id in ids]
-        raise LeaseLost.with_suffix(ids, ", ".join(share.topic for share, _ in lost), suffix)
+        shown = [id for share, ids in lost for id in shown_ids(ids, share.id_suffix)]
+        topics = ", ".join(share.topic for share, _ in lost)
+        raise LeaseLost.showing([id for _, ids in lost for id in ids], topics, shown)
 
 
 def _raise_lost(result: groups.LostRows, topic: str, group: str) -> None:

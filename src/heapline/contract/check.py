@@ -22,6 +22,7 @@ from heapline.contract.errors import BadName, BadRequest, HeaplineError
 
 T = TypeVar("T")
 _IN_STRUCT = re.compile(r"`\$[^`]*\.\w")  # where msgspec says that a value is wrong: in a struct inside the field
+_ONE_OF = re.compile(r"\ban? (\w+)(?! number)")
 SHOWN = 60  # characters of a wrong value that an error shows
 SECONDS_MAX = 200 * 366 * 86400.0  # two centuries: longer is a mistake, and sums of times stay in range
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -83,11 +84,13 @@ def fail(name: str, wanted: str, value: Any) -> NoReturn:
         raise BadRequest(f"{name} must be {wanted[7:]}")
     if isinstance(value, datetime) and value.utcoffset() is None:
         raise BadRequest(f"{name} must have a time zone, got {value.isoformat()}; use, for example, datetime.now(UTC)")
+    if isinstance(value, datetime) and _wrong_instant(value):
+        wanted = f"a time from {EPOCH.year} to {INSTANT_MAX.year}"
     raise BadRequest(f"{name} must be {wanted}, got {shown(value)}")
 
 
 def shown(value: Any) -> str:
-    text = repr(value)
+    text = value.isoformat() if isinstance(value, datetime) else repr(value)
     return text if len(text) <= SHOWN else text[:SHOWN] + "…"
 
 
@@ -176,6 +179,8 @@ def _test(kind: Type, names: dict[str, Any], prefix: str) -> tuple[str, str]:
             optional = any(isinstance(t, inspect.NoneType) for t in types)
             if optional:
                 wrong = f"v is not None and {wrong}" if wrong else ""
+            if words[0].startswith("name "):  # BadName has words of its own
+                return wrong, words[0]
             return wrong, " or ".join(words) + (" or None" if optional else "")
         case inspect.BoolType():
             return "v is not True and v is not False", "True or False"
@@ -223,7 +228,16 @@ def _each(test: str, wanted: str, item: Type, names: dict[str, Any], prefix: str
         return test, wanted
     source = f"def wrong_{prefix}(values):\n for v in values{of}:\n  if {inner}: return True\n return False"
     exec(source, names)
-    return f"{test} or wrong_{prefix}(v)", f"{wanted} of {words} each" if " " in words else f"{wanted} of {words}"
+    return f"{test} or wrong_{prefix}(v)", f"{wanted} of {_many(words)}"
+
+
+def _many(words: str) -> str:
+    """The plural of what a valid value is.
+
+    >>> _many("a string of 1 to 64 characters or an integer"), _many("an Outgoing"), _many("bytes")
+    ('strings of 1 to 64 characters or integers', 'Outgoing objects', 'bytes')
+    """
+    return _ONE_OF.sub(lambda m: f"{m[1]} objects" if m[1][0].isupper() else f"{m[1]}s", words)
 
 
 def _range(low: Any, high: Any, above: Any = None, what: str = "v") -> str:

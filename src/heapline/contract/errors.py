@@ -164,7 +164,7 @@ class TopicExists(RequestError):
 
 @error(
     "topic {topic!r} holds no message {message_id}: it was acked, cancelled, expired or purged, "
-    "or the id is of another topic"
+    "or the id is of another topic; check both"
 )
 class MessageNotFound(RequestError, LookupError):
     topic: str
@@ -254,11 +254,12 @@ class Unsupported(RequestError):
     feature: str
 
 
+CLOSED = "this broker is not open; use it inside `async with heapline.open(...)` or `with heapline.open_sync(...)`"
+
+
+@error(CLOSED)
 class Closed(RequestError):
-    def __init__(self) -> None:
-        super().__init__(
-            "this broker is not open; use it inside `async with heapline.open(...)` or `with heapline.open_sync(...)`"
-        )
+    """The broker was closed."""
 
 
 class ConflictError(HeaplineError):
@@ -275,13 +276,10 @@ class LeaseLost(ConflictError):
         self._explain([str(id) for id in lost[:3]])
 
     @classmethod
-    def with_suffix(cls, lost: list[int], topic: str, id_suffix: int) -> LeaseLost:
-        """Return the error with ULIDs in its text, if the topic's suffix is known (not 0)."""
-        from heapline.contract.ids import to_ulids  # not above: it imports this module
-
+    def showing(cls, lost: list[int], topic: str, shown: list[str]) -> LeaseLost:
+        """Return the error with its first ids in the form in which people know them."""
         error = cls(lost, topic)
-        if id_suffix:
-            error._explain(to_ulids(lost[:3], id_suffix))
+        error._explain(shown[:3])
         return error
 
     def _explain(self, shown: list[str]) -> None:
@@ -429,7 +427,7 @@ class JournalCorrupt(CorruptionError):
     detail: str
 
 
-@error("snapshot file {path} is damaged: {detail}")
+@error("snapshot file {path} is damaged: {detail}; see `heapline journal verify`, or restore a backup")
 class SnapshotCorrupt(CorruptionError):
     path: str
     detail: str

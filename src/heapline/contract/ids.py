@@ -36,6 +36,11 @@ def to_ulid(message_id: int, suffix: int) -> str:
     return to_ulids([message_id], suffix)[0]
 
 
+def shown_ids(message_ids: list[int], suffix: int) -> list[str]:
+    """Return the first ids as people read them: ULIDs, or digits if the topic's suffix is not known (0)."""
+    return to_ulids(message_ids[:3], suffix) if suffix else [str(id) for id in message_ids[:3]]
+
+
 @lru_cache(1024)
 def tails_of(suffix: int) -> tuple[str, ...]:
     """Return a ULID's last 12 characters for each value of the sequence's lowest two bits."""

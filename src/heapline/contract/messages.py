@@ -40,17 +40,17 @@ Ttl = Annotated[float, Meta(gt=0.0, le=SECONDS_MAX)]
 Retries = Annotated[int, Meta(ge=0, le=MAX_RETRIES_MAX)]
 Epoch = Annotated[int, Meta(ge=1, le=1 << 62)]
 AnsweredBelow = Annotated[int, Meta(ge=0, le=1 << 62)]
-Headers = Annotated[dict[str, str], Meta(extra={"wanted": "a mapping of str to str"})]
+Headers = Annotated[dict[str, str], Meta(extra={"wanted": "a mapping of strings to strings"})]
 SCOPES = ("window", "pending", "until_ack")  # numbered from 1 in a packed column
 _encode = msgpack.Encoder().encode
 
 
 def check_headers(headers: Any) -> None:
     if not isinstance(headers, dict):
-        raise BadRequest(f"headers must be a mapping of str to str, got {shown(headers)}")
+        raise BadRequest(f"headers must be a mapping of strings to strings, got {shown(headers)}")
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise BadRequest(f"headers must be str to str, got {name!r}: {value!r}; write numbers as text")
+            raise BadRequest(f"headers must be strings, got {name!r}: {value!r}; write numbers as text")
     try:
         size = len(_encode(headers))
     except UnicodeEncodeError:

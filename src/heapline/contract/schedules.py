@@ -150,7 +150,7 @@ def _span(name: str, value: Any, low: int, high: int) -> int:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and math.isfinite(seconds)
     if not number or not low <= seconds * 1000 <= high:
-        raise BadRequest(f"{name}={value!r}: give {low // 1000} to {high // 1000} seconds, or a timedelta of that")
+        raise BadRequest(f"{name}={value!r}: give {low // 1000} to {high // 1000} seconds")
     return round(seconds * 1000)
 
 
@@ -175,7 +175,7 @@ def _headers(headers: Any) -> dict[str, str]:
     if headers is None:
         return {}
     if not isinstance(headers, Mapping):
-        raise BadRequest(f"headers is a mapping of str to str, not {type(headers).__name__}")
+        raise BadRequest(f"headers must be a mapping of strings to strings, got {type(headers).__name__}")
     return dict(headers)
 
 

@@ -81,16 +81,35 @@ BRANCHES: dict[str, type[HeaplineError]] = {
     "CANCELLED": errors.UnavailableError,
     "DATA_LOSS": errors.CorruptionError,
 }
-#: Advice in the words of the Python client, and the call that it is about.
-_ADVICE: dict[type[HeaplineError], tuple[str, type[Call[Any]]]] = {
-    errors.TopicNotFound: ("create_topic({topic!r})", CreateTopic),
-    errors.TopicExists: ("update_topic", UpdateTopic),
-    errors.ScheduleNotFound: ("create_schedule", CreateSchedule),
-    errors.GroupNotFound: ("create_group", CreateGroup),
-    errors.ReplayNotFound: ("list_replays()", ListReplays),
-    errors.ReplayExists: ("get_replay({name!r})", GetReplay),
-    errors.Unsupported: ("describe()", Describe),
+
+
+class _Advice(NamedTuple):
+    """Words for users of Python, which those of another interface replace."""
+
+    python: str
+    http: str
+    grpc: str
+
+
+def _of_call(python: str, call: type[Call[Any]]) -> _Advice:
+    return _Advice(python, str(call.facts.http), call.facts.rpc)
+
+
+_ADVICE: dict[type[HeaplineError], _Advice] = {
+    errors.TopicNotFound: _of_call("create_topic({topic!r})", CreateTopic),
+    errors.TopicExists: _of_call("update_topic", UpdateTopic),
+    errors.ScheduleNotFound: _of_call("create_schedule", CreateSchedule),
+    errors.GroupNotFound: _of_call("create_group", CreateGroup),
+    errors.ReplayNotFound: _of_call("list_replays()", ListReplays),
+    errors.ReplayExists: _of_call("get_replay({name!r})", GetReplay),
+    errors.Unsupported: _of_call("describe()", Describe),
+    errors.Closed: _Advice(errors.CLOSED, *["the server's broker is closed; retry when it has started again"] * 2),
+    errors.BadRequest: _Advice("datetime.now(UTC)", *["2030-01-31T12:00:00Z"] * 2),
 }
+#: Values as JSON writes them, at the places where BadRequest mentions them.
+_VALUES = re.compile(r"( or |must be |, got )(True or False|None|True|False|null|true or false|true|false)(?= or |$|,)")
+_JSON = {"None": "null", "True": "true", "False": "false", "True or False": "true or false"}
+_PYTHON = {json: python for python, json in _JSON.items()}
 #: Errors that the server's own files can cause. All others quote only what the caller sent.
 _MAY_NAME_FILES = (errors.CorruptionError, errors.UnavailableError, errors.DirectoryLocked)
 _MACHINE_FACTS = ("path", "detail", "cause", "what")
@@ -137,9 +156,13 @@ def advise(described: dict[str, Any], interface: Literal["http", "grpc"], *, is_
     kind, facts, text = _BY_NAME.get(described["error"]), described["facts"], str(described["text"])
     if kind not in _ADVICE or any(name not in facts for name in kind.fields):
         return text
-    python, call = _ADVICE[kind]
-    other = str(call.facts.http if interface == "http" else call.facts.rpc)
-    old, new = python.format_map(facts), other.format_map(facts)
+    advice = _ADVICE[kind]
+    old, new = advice.python, advice.http if interface == "http" else advice.grpc
+    if kind is errors.BadRequest:
+        words = _PYTHON if is_back else _JSON
+        text = _VALUES.sub(lambda m: m[1] + words.get(m[2], m[2]), text)
+    else:
+        old, new = old.format_map(facts), new.format_map(facts)
     if is_back:
         old, new = new, old
     before, found, after = text.rpartition(old)  # the last one: a name in the text may contain the same words

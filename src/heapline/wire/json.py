@@ -20,6 +20,7 @@ from heapline.contract.call import CALLS, Call, Feed
 from heapline.contract.check import read
 from heapline.contract.errors import BadRequest, DeliveryLost, LeaseLost
 from heapline.contract.groups import LostRows, unpack_offsets
+from heapline.contract.ids import shown_ids
 from heapline.wire.codec import read_answer
 from heapline.wire.json_forms import (
     PLAIN,
@@ -30,6 +31,7 @@ from heapline.wire.json_forms import (
     read_error,
     request_form,
     result_form,
+    suffix_in,
 )
 
 __all__ = [
@@ -121,7 +123,8 @@ class Route:
         command = self.request.read_with(twin, path) if path else self.request.read(twin)
         if not self.options:
             return command, PLAIN
-        return command, JsonOptions(**({name: getattr(twin, name) for name in self.options} | outside))
+        given = {name: getattr(twin, name) for name in self.options} | outside
+        return command, JsonOptions(**given, id_suffix=suffix_in(twin))
 
     def _from_query(self, query: dict[str, str]) -> Any:
         return msgspec.convert(query, self.request.twin, strict=False)
@@ -199,7 +202,7 @@ def check_lost(command: Any, result: Any, options: JsonOptions) -> None:
     if options.tell_lost or not getattr(result, "lost", None):
         return
     if not isinstance(result, LostRows):
-        raise LeaseLost(result.lost, command.topic)
+        raise LeaseLost.showing(result.lost, command.topic, shown_ids(result.lost, options.id_suffix))
     pairs = [(p, offset) for p, offsets in unpack_offsets(result.lost).items() for offset in offsets]
     raise DeliveryLost([p for p, _ in pairs], [o for _, o in pairs], command.topic, command.group)
 

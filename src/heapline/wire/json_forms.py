@@ -100,7 +100,7 @@ class JsonOptions(Struct, frozen=True, kw_only=True):
     tell_lost: bool = False
     force: bool = False
     confirmation: str | None = None
-    id_suffix: int = 0  # of the topic whose result is written; not an option of a request
+    id_suffix: int = 0  # of the ULIDs in a request, or of the topic whose result is written; not an option
 
 
 PLAIN = JsonOptions()
@@ -409,12 +409,14 @@ def _suffix_part(owner: Any) -> Part:
     if owner in (TopicInfo, LogFrame):
         fields: list[Any] = [("id_suffix", Annotated[str, Meta(description="end of the topic's ULIDs, digits")], "0")]
         return Part(fields, {"id_suffix": lambda v, _: str(v)}, lambda t: int(t.id_suffix))
-    return Part([], lambda _, __: {}, _suffix_in)
+    return Part([], lambda _, __: {}, suffix_in)
 
 
-def _suffix_in(twin: Any) -> int:
-    rows = getattr(twin, "messages", None) or getattr(twin, "rows", None) or [twin]
-    return suffix_of(getattr(rows[0], "message_id", None))
+def suffix_in(twin: Any) -> int:
+    """Return the topic's part of the first ULID in a request or an answer; 0 if it has none."""
+    lists = (getattr(twin, name, None) for name in ("messages", "rows", "leases"))
+    first = getattr(next((rows[0] for rows in lists if rows and isinstance(rows, list)), twin), "message_id", None)
+    return (parse_id(first)[1] or 0) if isinstance(first, str) else 0
 
 
 def _read_token(text: str) -> int:

@@ -116,6 +116,9 @@ def test_paths_of_the_server_are_not_described(error: HeaplineError) -> None:
     assert "00000001.seg" in described["text"] or "catalog" in described["text"]
 
 
+NOON = "got 2030; use, for example, 2030-01-31T12:00:00Z"
+
+
 @pytest.mark.parametrize(
     ("error", "http", "grpc"),
     [
@@ -126,6 +129,10 @@ def test_paths_of_the_server_are_not_described(error: HeaplineError) -> None:
         (errors.ReplayNotFound("r"), "GET /v1/replays shows", "ListReplays shows"),
         (errors.ReplayExists("r"), "(GET /v1/replays/r shows", "(GetReplay shows"),
         (errors.Unsupported("Purge", "queue"), "GET /v1/describe", "Describe"),
+        (errors.Closed(), "the server's broker is closed; retry", "the server's broker is closed; retry"),
+        (errors.BadRequest("at must have a time zone, got 2030; use, for example, datetime.now(UTC)"), *[NOON] * 2),
+        (errors.BadRequest("dlq must be True or False, got None"), "be true or false, got null", "got null"),
+        (errors.BadRequest("key must be a string or None, got True"), "a string or null, got true", "got true"),
     ],
 )
 def test_advice_suits_the_interface_and_is_python_for_a_python_client(

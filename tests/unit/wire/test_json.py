@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -43,6 +45,7 @@ QUICK = settings(max_examples=10, deadline=None, suppress_health_check=list(Heal
 ID = 1 << 60
 SUFFIX = 5
 ULID = to_ulid(ID, SUFFIX)
+LEASE = {"message_id": ULID, "lease_token": "42"}
 KINDS = sorted(ROUTES, key=lambda kind: kind.facts.id)
 calls = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 
@@ -341,6 +344,13 @@ def test_lost_leases_raise_unless_the_caller_reads_them() -> None:
     with pytest.raises(LeaseLost) as lease:
         check_lost(command, Settled([ID]), JsonOptions())
     assert (lease.value.lost, lease.value.topic) == ([ID], "jobs")
+    assert f"({ID})" in str(lease.value)
+    _, options = ROUTES[Ack].read({}, {}, json.dumps({"topic": "jobs", "leases": [LEASE]}).encode())
+    with pytest.raises(LeaseLost, match=f"had ended .{ULID}."):
+        check_lost(command, Settled([ID]), options)
+    _, options = ROUTES[Ack].read({}, {}, json.dumps({"topic": "jobs"} | LEASE).encode())
+    with pytest.raises(LeaseLost, match=f"had ended .{ULID}."):
+        check_lost(command, Settled([ID]), options)
     rows = [PartitionRows(3, pack([5, 6]))]
     with pytest.raises(DeliveryLost) as row:
         check_lost(GroupAck("jobs", "g", "m", rows, "s"), LostRows(rows), JsonOptions())
@@ -436,3 +446,27 @@ def test_outgoing_messages_keep_every_field() -> None:
     command = EnqueueBatch("jobs", pack_messages(messages), producer_id="p", epoch=1)
     _, _, query, body = ROUTES[EnqueueBatch].write(command)
     assert same(ROUTES[EnqueueBatch].read({}, query, body)[0], command)
+
+
+#: Words of Python, which mean nothing to users of HTTP.
+PYTHON = re.compile(r"\b(None|True|False|str|int|dict|datetime|timedelta|heapline|async)\b|\w\(")
+BAD: list[Any] = [None, True, -1, 1 << 70, 0.5, "", "x" * 5000, [], {}, [1], [{}], {"a": 1}, "2020-01-01T00:00:00"]
+
+
+@pytest.mark.parametrize("kind", ROUTES, ids=lambda kind: kind.__name__)
+def test_refusals_have_no_words_of_python(kind: type[Call[Any]]) -> None:
+    route = ROUTES[kind]
+    names = [field.name for field in msgspec.structs.fields(route.request.twin)]
+    path = dict.fromkeys(route.in_path, "jobs")
+    usual = {"payload_text": "x", "topic": "jobs", "cron": "* * * * *", "name": "n", "group": "g", "ids": ["1"]}
+    for name in names:
+        for bad in BAD:
+            given: dict[str, Any] = {n: v for n, v in usual.items() if n in names} | {name: bad}
+            if name == "every":
+                del given["cron"]
+            query = {n: json.dumps(v).strip('"') for n, v in given.items()}
+            try:
+                route.read(path, *(({}, json.dumps(given).encode()) if route.has_body else (query, b"")))
+            except HeaplineError as error:
+                text = error_response(error).text
+                assert not PYTHON.search(re.sub(r"'[^']*'", "", text)), text
