@@ -6,7 +6,7 @@ of protobuf; every release reads descriptors. Linters also need no exceptions fo
 
 Accelerator: `src/heapline/_accelerator.c` against Python's stable ABI, so one wheel per platform serves every Python
 from 3.11 on. Without a compiler or Python's headers the build says so in one line and makes a pure wheel, which has the
-same functions in Python. `HEAPLINE_ACCELERATOR=off` does the same on request. To compile it in a checkout without
+same functions in Python. `HEAPLINE_ACCELERATOR=off` does the same on request. To build all parts in a checkout without
 installing: `python hatch_build.py`.
 
 Front-end files: `src/heapline/dashboard/third_party.toml` names packages with their sha512. They come from npm, by way
@@ -218,12 +218,19 @@ def _sprite(icons: list[str], members: dict[str, bytes]) -> str:
 
 
 if __name__ == "__main__":
+    here = Path(__file__).parent
     try:
-        fetch_front_end(Path(__file__).parent, for_tests=True)
+        compile_proto(here)
+        print(f"built {here / DESCRIPTORS}")
+    except ModuleNotFoundError as error:
+        sys.exit(f"descriptors not built: {error}; run pip install grpcio-tools, or make setup")
+    try:
+        fetch_front_end(here, for_tests=True)
+        print(f"fetched {here / VENDOR}")
     except NotBuilt as error:
         print(f"dashboard's files not fetched: {error}")
     try:
-        print(f"built {compile_accelerator(Path(__file__).parent)}")
+        print(f"built {compile_accelerator(here)}")
     except NotBuilt as error:
         sys.exit(f"accelerator not built: {error}")
 else:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import random
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +44,8 @@ from heapline.wire.protobuf import response_of
 from tests.integration.raw_grpc import RawGrpc
 from tests.integration.server_rig import Keys, Rig, until
 from tests.integration.test_sdk_processes import free_port
+
+ROOT = Path(heapline.__file__).parents[2]
 
 
 @pytest.fixture
@@ -259,6 +265,24 @@ async def test_health_and_reflection_answer(rig: Rig) -> None:
         asked = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)]
         async for told in stub.ServerReflectionInfo(iter(asked)):
             assert b"LeasedMessages" in told.file_descriptor_response.file_descriptor_proto[0]
+
+
+async def test_client_generated_as_the_docs_say_works_beside_the_package(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = re.search(r"^python (-m grpc_tools\.protoc .*)$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE)
+    assert shown is not None
+    command = [part.replace("_out=.", f"_out={tmp_path}") for part in shown[1].split()]
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = importlib.import_module("heapline_grpc.heapline_pb2")
+    stubs = importlib.import_module("heapline_grpc.heapline_pb2_grpc")
+    async with grpc.aio.insecure_channel(rig.grpc_target) as channel:
+        stub = stubs.HeaplineStub(channel)
+        await stub.Enqueue(made.EnqueueRequest(topic="jobs", payload=b"x", priority=3))
+        leased = await stub.Pop(made.PopRequest(topic="jobs", max_messages=1))
+        assert [(item.payload, item.priority) for item in leased.messages.items] == [(b"x", 3)]
+    assert await rig.leased() == 1
 
 
 async def test_probes_answer_only_when_all_ports_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -298,3 +299,20 @@ def test_make_test_runs_the_cores_tests_without_the_accelerator() -> None:
     (line,) = [line for line in recipe.partition("\n\n")[0].splitlines() if line.startswith(start)]
     for folder in ("core", "journal", "engine"):
         assert f" tests/unit/{folder} " in line
+
+
+def test_running_the_build_hook_compiles_descriptors_too(tmp_path: Path) -> None:
+    root = tree(tmp_path, "")
+    shutil.copy(hatch_build.__file__, root)
+    shutil.copytree(ROOT / "proto", root / "proto")
+    (root / hatch_build.DESCRIPTORS).parent.mkdir(parents=True)
+    ran = subprocess.run(
+        [sys.executable, "hatch_build.py"],
+        cwd=root,
+        env={**os.environ, "HEAPLINE_ACCELERATOR": "off"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (1, "accelerator not built: HEAPLINE_ACCELERATOR is off\n")
+    assert b"heapline.v1" in (root / hatch_build.DESCRIPTORS).read_bytes()

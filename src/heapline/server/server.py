@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from opentelemetry.sdk.trace import TracerProvider
 
 from heapline.clock import Clock, SystemClock
@@ -44,7 +44,7 @@ from heapline.server.telemetry.logs import CurrentRequest
 from heapline.server.telemetry.metrics import CallCounts, Metrics
 from heapline.server.telemetry.traces import TracedBroker, Traces, make_provider
 from heapline.wire.connection import with_alpn
-from heapline.wire.descriptors import METHODS, SERVICE
+from heapline.wire.descriptors import METHODS, SERVICE, declared_pool
 
 log = Log("heapline.server")
 FLUSH_SECONDS = 1.0  # for the last answers to be sent
@@ -152,7 +152,8 @@ class Server:
     async def start(self) -> None:
         self._grpc.add_generic_rpc_handlers((GrpcHandlers(self.dispatcher, self._subscriptions),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
+        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._grpc, declared_pool(health_pb2, reflection_pb2))
         self.grpc_port = _open_grpc(self._grpc, self.settings.host, self.settings.grpc_port, self._tls)
         await self._grpc.start()
         self.port = await self._native.start()

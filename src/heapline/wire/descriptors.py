@@ -3,6 +3,8 @@
 `pb.PopRequest` and the like are protobuf's own classes. `METHODS` has the request and response class of each method of
 the service and says which of them are streams, so that server and client need no generated code.
 
+Nothing enters protobuf's default pool, so code that a program has generated from the same proto can be imported too.
+
 A packed `repeated sfixed64`, `double` or `bool` is encoded exactly as a bytes field that holds the array. This module
 declares such fields as bytes, so that a column of numbers is never read into one Python object per number. Clients in
 other languages see the typed field.
@@ -53,10 +55,19 @@ def read_descriptors() -> Any:
     return descriptor_pb2.FileDescriptorSet.FromString(built.read_bytes())
 
 
+def declared_pool(*others: Any) -> Any:
+    """Return a pool with the proto as it is declared, and other generated modules, as reflection shows them."""
+    pool = descriptor_pool.DescriptorPool()
+    for file in read_descriptors().file:
+        pool.Add(file)
+    for module in others:
+        pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
+    return pool
+
+
 def _load() -> Any:
     pool = descriptor_pool.DescriptorPool()
     for file in read_descriptors().file:
-        descriptor_pool.Default().AddSerializedFile(file.SerializeToString())  # as it is, for server reflection
         for message in file.message_type:
             for field in message.field:
                 if field.label == _Field.LABEL_REPEATED and field.type in ARRAYS:

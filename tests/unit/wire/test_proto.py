@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pool, message_factory
+from google.protobuf import message_factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +31,7 @@ from heapline.contract.messages import EnqueueBatch, NewMessages, pack_messages
 from heapline.contract.replays import SaveCheckpoint
 from heapline.contract.stream import Payloads, ReplayInfo
 from heapline.contract.topics import CreateTopic, ListTopics, PauseTopic, TopicSettings, UpdateTopic
-from heapline.wire.descriptors import METHODS, pb, read_descriptors
+from heapline.wire.descriptors import METHODS, declared_pool, pb, read_descriptors
 from heapline.wire.json import ROUTES
 from heapline.wire.protobuf import EXTRAS, STREAMS, request_of, response_of
 from tests.unit.wire.calls import ALL_CALLS, commands, results, same
@@ -82,7 +82,7 @@ def test_every_message_of_the_proto_belongs_to_a_call() -> None:
 
 
 def test_reflection_shows_the_declared_proto() -> None:
-    public = descriptor_pool.Default().FindMessageTypeByName("heapline.v1.LeaseKeys")
+    public = declared_pool().FindMessageTypeByName("heapline.v1.LeaseKeys")
     assert public.fields_by_name["ids"].type == public.fields_by_name["ids"].TYPE_SFIXED64
     assert pb.LeaseKeys.DESCRIPTOR.fields_by_name["ids"].type == public.fields_by_name["ids"].TYPE_BYTES
 
@@ -124,7 +124,7 @@ def test_messages_keep_every_field_as_columns_and_as_items(as_columns: bool) -> 
 
 def test_columns_of_numbers_are_packed_fields_for_other_languages() -> None:
     """A client that knows the field as `repeated sfixed64` writes and reads the same bytes."""
-    public = message_factory.GetMessageClass(descriptor_pool.Default().FindMessageTypeByName("heapline.v1.AckRequest"))
+    public = message_factory.GetMessageClass(declared_pool().FindMessageTypeByName("heapline.v1.AckRequest"))
     sent = public(topic="jobs", leases={"ids": [1, 1 << 62], "tokens": [3, 4]})
     command = Ack("jobs", LeaseKeys(pack([1, 1 << 62]), pack([3, 4])))
     assert same(request_of(Ack).unpack(pb.AckRequest.FromString(sent.SerializeToString())), command)
