@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -19,7 +20,8 @@ from heapline.contract.config import (
     make_config,
     parse_topic,
 )
-from heapline.contract.keywords import GroupKeywords, TopicKeywords
+from heapline.contract.keywords import GroupKeywords, ScheduleKeywords, TopicKeywords
+from heapline.contract.schedules import CreateSchedule
 from heapline.contract.topics import TopicSettings
 from heapline.sql.config import make_sql_config
 from heapline.wire.json import openapi
@@ -137,6 +139,12 @@ def test_keywords_of_a_method_are_refused_with_the_same_message() -> None:
 def test_keywords_for_type_checkers_are_the_settings(keywords: Any, config: Any) -> None:
     assert get_type_hints(keywords) == get_type_hints(config)
     assert not keywords.__required_keys__
+
+
+def test_keywords_of_a_schedule_are_the_other_fields_of_its_command() -> None:
+    named = set(inspect.signature(heapline.Broker.create_schedule).parameters) - {"self", "more"}
+    assert set(get_type_hints(ScheduleKeywords)) | named == set(CreateSchedule.__struct_fields__)
+    assert not named & set(get_type_hints(ScheduleKeywords))
 
 
 def test_only_the_contract_contains_the_default_namespace() -> None:

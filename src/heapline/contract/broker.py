@@ -49,7 +49,7 @@ from heapline.contract.config import GroupConfig, TopicConfig, check_names, plai
 from heapline.contract.errors import BadRequest, DeliveryLost, HeaplineError, LeaseLost
 from heapline.contract.groups import EARLIEST, fetched, pack_offsets, position, unpack_offsets
 from heapline.contract.ids import shown_ids
-from heapline.contract.keywords import GroupKeywords, TopicKeywords
+from heapline.contract.keywords import GroupKeywords, ScheduleKeywords, TopicKeywords
 from heapline.contract.leased_batch import LeasedBatch, LeasedColumns
 from heapline.contract.leases import messages_of
 from heapline.contract.message import (
@@ -637,17 +637,16 @@ class Methods:
         cron: str | None = None,
         every: float | timedelta | None = None,
         tz: str | None = None,
-        **more: Any,
+        **more: Unpack[ScheduleKeywords],
     ) -> ScheduleInfo:
         """Enqueue a message at each of these times, once each. Creating it again under the same name changes it.
 
         `more`: starts, ends, misfire, grace, makeup_max, and the message's priority, key, headers, ttl, max_retries,
         fairness_key.
         """
-        fields = {"topic": topic, "payload": payload, "cron": cron, "every": every, "tz": tz, **more}
+        fields: dict[str, Any] = {"topic": topic, "payload": payload, "cron": cron, "every": every, "tz": tz, **more}
         make_schedule(name, **fields)  # its errors are worded for a schedule
-        if isinstance(every, timedelta):
-            fields["every"] = every.total_seconds()
+        fields |= {n: v.total_seconds() for n, v in fields.items() if isinstance(v, timedelta)}
         info: ScheduleInfo = await self.do(schedules.CreateSchedule(name, **fields))
         return info
 

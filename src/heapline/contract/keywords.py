@@ -1,10 +1,12 @@
-"""The settings of a topic and of a group as keywords, for type checkers: `create_topic("jobs", tick=0.05)`.
+"""The settings of a topic, a group and a schedule as keywords, for type checkers: `create_topic("jobs", tick=0.05)`.
 
-A test compares them with TopicConfig and GroupConfig. Bounds and meanings are in config.py.
+A test compares them with TopicConfig, GroupConfig and CreateSchedule. Bounds and meanings are there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Literal, TypedDict
 
 from heapline.contract.config import Aging, Backoff
@@ -55,3 +57,19 @@ class GroupKeywords(TypedDict, total=False):
     member_lease: float
     unused_after: float
     observer: bool
+
+
+class ScheduleKeywords(TypedDict, total=False):
+    """Settings of a schedule that `create_schedule` does not name."""
+
+    starts: datetime | None
+    ends: datetime | None
+    misfire: Literal["skip", "once", "all"]
+    grace: float | timedelta  # seconds
+    makeup_max: int
+    priority: int
+    key: str | None
+    headers: Mapping[str, str] | None
+    ttl: float | None
+    max_retries: int | None
+    fairness_key: str | None

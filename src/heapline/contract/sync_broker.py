@@ -11,17 +11,20 @@ import concurrent.futures
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, Unpack, cast
 
 from msgspec.structs import astuple
 
 from heapline.contract.broker import Broker, Methods
 from heapline.contract.errors import BadRequest, Closed
+from heapline.contract.keywords import GroupKeywords
 from heapline.contract.leased_batch import LeasedBatch, LeasedColumns
 from heapline.contract.message import LogFrame, Message
-from heapline.contract.stream import Place, StreamBatch, StreamMessage
+from heapline.contract.replays import Mode
+from heapline.contract.stream import GroupEvents, Place, ReplayFilter, StreamBatch, StreamMessage
 
 T = TypeVar("T")
 
@@ -180,12 +183,25 @@ class SyncBroker(Methods):
             return SyncLeasedBatch(self, result.leased)
         return result
 
-    def subscribe(self, topic: str, *, group: str, **options: Any) -> SyncSubscription:
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        group: str,
+        member: str | None = None,
+        credits: int = 1000,
+        batches: bool = False,
+        start: Place = "earliest",
+        on_assigned: GroupEvents | None = None,
+        on_revoked: GroupEvents | None = None,
+        **config: Unpack[GroupKeywords],
+    ) -> SyncSubscription:
         """`with hl.subscribe("jobs", group="billing") as rows: …`, and iterate; see Broker.subscribe."""
-        broker = self._inner()
+        subscribe = partial(self._inner().subscribe, topic, group=group, member=member, credits=credits)
+        events = {"on_assigned": on_assigned, "on_revoked": on_revoked}
 
         async def begin() -> Any:
-            return broker.subscribe(topic, group=group, **options)
+            return subscribe(batches=batches, start=start, **events, **config)
 
         return SyncSubscription(self._run, self._run(begin()))
 
@@ -199,14 +215,18 @@ class SyncBroker(Methods):
         *,
         start: Place = "earliest",
         end: Place | None = None,
+        partitions: Sequence[int] | None = None,
+        mode: Mode = "all",
+        where: ReplayFilter | None = None,
+        rate: float | None = None,
         checkpoint: str | None = None,
         batches: bool = False,
-        **options: Any,
     ) -> Iterator[StreamMessage | StreamBatch]:
         """Read the stream again; see Broker.replay."""
         # A row is done when the next one is requested. Without a checkpoint nothing counts, so rows come in batches.
         whole = batches or checkpoint is None
-        rows = self._inner().replay(topic, start=start, end=end, checkpoint=checkpoint, batches=whole, **options)
+        read = partial(self._inner().replay, topic, start=start, end=end, partitions=partitions, mode=mode, where=where)
+        rows = read(rate=rate, checkpoint=checkpoint, batches=whole)
         if batches or not whole:
             return self._iterate(rows)
         return (row for batch in self._iterate(rows) for row in batch.messages())

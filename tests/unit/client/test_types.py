@@ -12,6 +12,8 @@ import heapline
 
 ROOT = Path(heapline.__file__).parents[2]
 PROGRAM = """
+from datetime import timedelta
+
 import heapline
 from heapline.contract.sync_broker import SyncMessage
 
@@ -24,6 +26,9 @@ async def good(hl: heapline.Broker) -> None:
     for message in await hl.pop("jobs", 10, wait=1.0):
         await message.ack()
     (await hl.stats("jobs")).ready + await hl.purge("jobs")
+    hl.subscribe("jobs", group="g", credits=5, ack_timeout=3.0)
+    await hl.create_schedule("s", topic="jobs", every=timedelta(hours=1), grace=timedelta(minutes=1), headers={})
+    await hl.create_schedule("s", topic="jobs", cron="0 3 * * *", tz="UTC", misfire="all", makeup_max=5)
 
 def good_sync() -> None:
     with heapline.connect_sync("localhost:7400") as hl:
@@ -38,6 +43,11 @@ def good_sync() -> None:
             batch[1:].ack()
             b"".join(batch.payloads)
         hl.ack(hl.pop("jobs", 10, lazy=True))
+        with hl.subscribe("jobs", group="g", member="m", credits=5, start="latest", max_retries=3) as rows:
+            for row in rows:
+                row.ack()
+        next(hl.replay("jobs", partitions=[0], mode="fast", rate=5.0)).partition.real
+        hl.create_schedule("s", topic="jobs", every=3.0, priority=3, ends=None).name.lower()
         with hl.consume("jobs").item() as item:
             found: SyncMessage = item
         hl.within(2).stats("jobs").ready + hl.purge("jobs")
@@ -84,6 +94,8 @@ async def bad(hl: heapline.Broker) -> None:
     await hl.update_topic("jobs", partitions="a")  # bad
     await hl.create_group("jobs", "g", ack_timeout="a")  # bad
     hl.subscribe("jobs", group="g", nosuch=5)  # bad
+    await hl.create_schedule("s", topic="jobs", nosuch=5)  # bad
+    await hl.create_schedule("s", topic="jobs", every=3, misfire="never")  # bad
     await hl.enqueue("jobs", "text")  # bad
     await hl.pop("jobs", timeout=3)  # bad
     (await hl.pop("jobs", lazy=True)).nosuch  # bad
@@ -98,6 +110,10 @@ def bad_sync() -> None:
         hl.create_topic("jobs", nosuch=5)  # bad
         hl.update_topic("jobs", partitions="a")  # bad
         hl.create_group("jobs", "g", nosuch=5)  # bad
+        hl.subscribe("jobs", group="g", nosuch=5)  # bad
+        hl.subscribe("jobs", group="g", credits="many")  # bad
+        hl.replay("jobs", nosuch=5)  # bad
+        hl.create_schedule("s", topic="jobs", makeup="a")  # bad
         hl.enqueue("jobs", "text")  # bad
         hl.pop("jobs", timeout=3)  # bad
         hl.within(2).nosuch()  # bad
