@@ -39,7 +39,7 @@ async def crash(broker: Any) -> None:
     node = broker.node
     node.is_open = False
     for flusher in [*node.redis_flushers, *(flusher for _, flusher in node.flushers())]:
-        await flusher._tasks.cancel()  # first: a rollback on a connection that was terminated hides the cancellation
+        await flusher._loop.close()  # first: a rollback on a connection that was terminated hides the cancellation
     for shard in node.shards:
         await shard.circuit.close()
         shard._pool.terminate()

@@ -15,7 +15,7 @@ import pytest
 import heapline
 import heapline.sql
 from heapline import Outgoing
-from tests.postgres import UNSYNCED, KillablePostgres, fresh_schema
+from tests.postgres import UNSYNCED, KillablePostgres, fresh_schema, shared_url
 from tests.valkey import Valkey
 
 pytest.importorskip("asyncpg")
@@ -139,6 +139,36 @@ async def run(servers: Servers, plan: Iterable[tuple[str, str]], seed: int, wal:
 
 async def test_node_ends_whatever_its_servers_do(servers: Servers, tmp_path: Any) -> None:
     await run(servers, (("redis", fault) for fault in QUICK), 1, str(tmp_path / "wal"))
+
+
+async def test_cancellation_ends_transactions_on_a_connection_that_breaks_just_then() -> None:
+    """Without this, what a node does in the background would run on if the database fails as the node closes."""
+    async with heapline.sql.open([shared_url()], schema=fresh_schema()) as broker:
+        shard = broker.node.shards[0]
+
+        async def work(connection: Any) -> None:
+            await connection.fetchval("SELECT 1")
+
+        async def forever() -> None:
+            while True:
+                with contextlib.suppress(heapline.UnavailableError):
+                    await shard.run(work)
+                await asyncio.sleep(0)
+
+        for steps in range(50):
+            shard.circuit.is_up = True
+            await shard.run(work)
+            next_pool = await shard._create_pool()
+            task = asyncio.ensure_future(forever())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.sleep(0)
+            shard._pool.terminate()
+            shard._pool = next_pool
+            _, running = await asyncio.wait([task], timeout=5.0)
+            task.cancel()
+            assert not running, f"cancelled after {steps} steps of the event loop, it did not end"
 
 
 @pytest.mark.soak

@@ -128,6 +128,33 @@ async def test_repeated_message_id_is_logged_and_stores_nothing(
     assert (await broker.enqueue("jobs", b"second")).id != first.id, "it continues under another number"
 
 
+@pytest.mark.parametrize("place", ["leased", "long leased", "closed slot", "delayed"])
+async def test_id_of_a_message_anywhere_is_an_alarm(
+    database: Database, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    broker = await database.open()
+    await broker.create_topic("jobs")
+    first = await broker.enqueue("jobs", b"first", delay=3600 if place == "delayed" else None)
+    if "leased" in place:
+        await broker.pop("jobs")
+    if place == "long leased":
+        await database.admin.execute("UPDATE lease SET slot = $1", LONG_LEASES)
+    if place == "closed slot":
+        await database.admin.execute("SELECT setval('ready_turn', 1), setval('ready_live', 3)")
+    other = await database.open()  # has remembered nothing
+    monkeypatch.setattr(shard_of(other).node, "mint", lambda count, now, until: [first.id])
+    for delay in (None, 3600) if place != "delayed" else (3600,):
+        with pytest.raises(heapline.UnavailableError, match="minted twice"):
+            await other.enqueue("jobs", b"second", delay=delay)
+        with pytest.raises(heapline.UnavailableError, match="minted twice"):
+            await other.enqueue_batch("jobs", [Outgoing(b"second", delay=delay)])
+        await other.prepare_batch("b", "p", {"jobs": [Outgoing(b"second", delay=delay)]})
+        with pytest.raises(heapline.UnavailableError, match="minted twice"):
+            await other.commit_batch("b", ["p"])
+        await other.abort_batch("b")
+    assert await database.admin.fetchval("SELECT count(*) FROM items") == 1
+
+
 # -- wakeups -----------------------------------------------------------------------------------------------------------
 
 

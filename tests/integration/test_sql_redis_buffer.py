@@ -86,7 +86,7 @@ async def test_node_that_dies_leaves_its_enqueues_to_another(valkey: Valkey, adm
     async with no_flush(first, admin):
         results = await first.enqueue_batch(topic, [Outgoing(b"%d" % n, priority=n) for n in range(5)])
         one = await first.enqueue(topic, b"last", priority=9, headers={"a": "b"}, key="customer", ttl=60)
-        late = await first.enqueue(topic, b"late", delay=0.1)
+        late = await first.enqueue(topic, b"late", delay=0.1, priority=10)
         assert await stored(admin, topic) == 0
         await crash(first)
     async with node(valkey, durability="postgres", poll_interval=0.05) as second:
@@ -97,6 +97,38 @@ async def test_node_that_dies_leaves_its_enqueues_to_another(valkey: Valkey, adm
         assert (messages[-1].headers, messages[-1].key) == ({"a": "b"}, "customer")
         await second.ack(messages)
         assert [m.id for m in await second.pop(topic, 10, wait=5.0)] == [late.id]
+
+
+async def test_units_that_repeat_ids_are_stored_under_others(
+    valkey: Valkey, admin: Any, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two nodes had one number, or Redis has a unit twice: neither stops the flushes that follow."""
+    async with node(valkey, poll_interval=0.05) as hl:
+        info = await hl.create_topic(topic, k=10)
+        leased = await hl.enqueue(topic, b"leased")
+        await flusher_of(hl).flush_all()
+        assert len(await hl.pop(topic, visibility=3600)) == 1
+        now = await admin.fetchval("SELECT clock_ms()")
+
+        def unit(number: int, *tags: tuple[int, bytes, int]) -> bytes:
+            rows: list[Any] = [(id, 0, due, 0, *[None] * 7, tag) for id, tag, due in tags]
+            return encode_unit(number, [Batch(1, info.incarnation, "default", topic, rows)])
+
+        later = now + 3_600_000
+        first = unit(1, (leased.id, b"of a leased one", now), (7, b"a", now), (9, b"late", later))
+        other = unit(2, (7, b"b", now), (8, b"c", now), (9, b"later", later))
+        await hl.node.redis.run(lambda client: client.rpush(KEY, first, first, other))
+        await until(lambda: flusher_of(hl).depth == 0)
+        while await length(hl):  # noqa: ASYNC110 - nothing tells when
+            await asyncio.sleep(0.02)
+        await hl.node.redis.run(lambda client: client.rpush(KEY, unit(3, (9, b"latest", later))))
+        while await stored(admin, topic) < 8:  # noqa: ASYNC110 - nothing tells when
+            await asyncio.sleep(0.02)
+        assert "message id conflict" in caplog.text
+        rows = await admin.fetch("SELECT id, payload FROM items WHERE topic = $1", topic)
+        assert len({row["id"] for row in rows}) == len(rows) == 8
+        payloads = {bytes(row["payload"]) for row in rows}
+        assert payloads == {b"leased", b"of a leased one", b"a", b"b", b"c", b"late", b"later", b"latest"}
 
 
 async def test_enqueues_survive_kill_9_of_redis(valkey: Valkey, admin: Any, topic: str) -> None:

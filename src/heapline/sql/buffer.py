@@ -53,8 +53,6 @@ class View(NamedTuple):
 class BatchFlusher(Protocol):
     """Where batches are kept until they are in Postgres, and what moves them there: flusher.py, redis_buffer.py."""
 
-    failures_total: int  # flushes that failed
-
     def accepts(self) -> bool:
         """Whether enqueues go here now. False: to Postgres. Raise UnavailableError if they are refused."""
 
@@ -72,6 +70,10 @@ class BatchFlusher(Protocol):
 
     async def durability(self) -> str:
         """Return what an acknowledgment means."""
+
+    @property
+    def failures_total(self) -> int:
+        """Flushes that failed."""
 
     @property
     def depth(self) -> int:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-import asyncpg
-
 from heapline.contract import messages
 from heapline.contract.call import Context
 from heapline.contract.errors import HeaplineError, ResourceExhausted, UnavailableError
@@ -17,7 +15,7 @@ from heapline.logs import Log
 from heapline.sql.dedup import Identity, Judgement, Memory, open_producer
 from heapline.sql.handlers import handles
 from heapline.sql.home import Home
-from heapline.sql.layout import SLOTS, of_columns
+from heapline.sql.insert import IdConflict, insert
 from heapline.sql.namespace_keys import check_claim
 from heapline.sql.node import Node
 from heapline.sql.rows import NewRow, check_batch_bytes, check_rows, place_rows, row_of_command, rows_of_batch
@@ -25,7 +23,6 @@ from heapline.sql.shard import Turn
 from heapline.sql.statements import statement
 
 log = Log("heapline.sql")
-MESSAGE_TABLES = {f"{ring}_{slot}" for ring in ("ready", "delayed") for slot in range(SLOTS[ring])}
 CHUNK_BYTES = 3 << 20  # a batch that is not atomic is stored in pieces of this size
 
 
@@ -125,15 +122,9 @@ async def _store(
     except _Limited:  # its lock must be taken as the transaction begins, before that of the rings
         limited.add(home.name)
         return await _store(home, rows, atomic, identity, context)
-    except asyncpg.UniqueViolationError as error:
-        if error.table_name not in MESSAGE_TABLES:
-            raise
-        log.error("message id conflict; nothing was stored", shard=home.shard.index, error=str(error))
+    except IdConflict:
         home.shard.node.give_up()
-        raise UnavailableError(
-            f"shard {home.shard.index}: a message id was minted twice, so nothing was stored; retry, and check that "
-            "no two nodes share a node id"
-        ) from error
+        raise
     home.wake()
     if deadline is not None:
         home.expect(deadline)
@@ -186,10 +177,7 @@ class _Call:
     async def _insert(self, rows: list[NewRow], ids: list[int]) -> None:
         turn = self._turn
         ready, delayed = place_rows(rows, ids, turn.topic.ordering, turn.now)
-        if ready.ids:
-            await turn.connection.execute(turn.layout.to_ready("insert_ready"), turn.topic.id, *ready)
-        if delayed.ids:
-            await turn.connection.execute(of_columns("insert_delayed"), turn.topic.id, *delayed)
+        await insert(turn.connection, turn.layout, turn.topic.id, ready, delayed)
         ends = [end for end in ready.expires if end is not None]
         self.deadline = min(delayed.dues + ends, default=None)
 

@@ -24,6 +24,7 @@ from heapline.clock import Clock
 from heapline.contract.errors import HeaplineError, JournalCorrupt, UnavailableError
 from heapline.logs import Log
 from heapline.owned_tasks import OwnedTasks
+from heapline.sql.flush_loop import FlushLoop
 from heapline.sql.layout import Layout
 from heapline.sql.shard import EVERY_ANSWER, Shard, lock_key
 from heapline.sql.statements import statement
@@ -31,7 +32,6 @@ from heapline.sql.unit_store import Stored, UnitStore
 from heapline.sql.wal import Batch, LogUnit, Wal
 
 log = Log("heapline.sql")
-RETRY_SECONDS = 0.2  # after a flush that failed
 RECLAIM_SECONDS = 30.0
 REOPEN_MS = 5000  # between attempts to use a log again that could not be written
 
@@ -46,17 +46,16 @@ class Flushed(NamedTuple):
 class Flusher:
     def __init__(self, shard: Shard, wal: Wal, store: UnitStore, clock: Clock, poll: float, keep: float) -> None:
         self._shard, self._wal, self._store, self._clock = shard, wal, store, clock
-        self._poll, self._keep = poll, keep
+        self._keep = keep
+        self._loop = FlushLoop(shard.index, poll, self._flush_next, self._wake_waiting)
         self._lock = lock_key(f"heapline wal {shard.schema} {wal.id}")
         self._tasks = OwnedTasks()
-        self._work = asyncio.Event()
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # unit, and who waits for its flush
         self._last_unit: dict[str, int] = {}  # by topic, while it has messages in the log
         self._replay_end = 0  # units up to here were found in the log when it was opened
         self._marks: deque[tuple[int, int]] = deque()  # (boot ms, mark), to keep the log longer than it is needed
         self._reopen_at = 0  # boot ms
         self.mark = 0  # the last unit that is known to be in the database
-        self.failures_total = 0
         self._behind_since: int | None = None  # boot ms; None: the database has everything
         wal.on_durable = self._on_durable
 
@@ -73,11 +72,12 @@ class Flusher:
             self._behind_since = self._clock.boot_ms()
             log.info("replaying the write-ahead log", shard=self._shard.index, units=self.depth)
         self._marks.append((self._clock.boot_ms(), self.mark))
-        self._tasks.spawn(self._forever())
+        self._loop.start()
         self._tasks.spawn(self._reclaim_forever())
 
     async def close(self) -> None:
         """Stop. What is not flushed is flushed by the next process with this directory."""
+        await self._loop.close()
         await self._tasks.cancel()
         await self._wal.close()
         self._wake_waiting(UnavailableError("this node is closing; retry on another"))
@@ -99,7 +99,11 @@ class Flusher:
     def _on_durable(self) -> None:
         if self._behind_since is None:
             self._behind_since = self._clock.boot_ms()
-        self._work.set()
+        self._loop.wake()
+
+    @property
+    def failures_total(self) -> int:
+        return self._loop.failures_total
 
     @property
     def is_slow(self) -> bool:
@@ -148,40 +152,18 @@ class Flusher:
 
     # -- flushing --------------------------------------------------------------------------------------------------
 
-    async def _forever(self) -> None:
-        while True:
-            try:
-                self._work.clear()
-                await self._reopen()
-                began = self._clock.boot_ms()
-                await self._flush(await self._wal.after(self.mark))
-                self._wake_waiting()
-                self._behind_since = began if self.depth > 0 else None
-                if self.depth <= 0:
-                    await self._sleep()
-            except (HeaplineError, OSError, asyncpg.PostgresError) as error:
-                self._wal.is_refused |= isinstance(error, JournalCorrupt)
-                await self._failed(error)
-            except Exception as error:  # a failed flush must not stop the flushes that follow
-                log.exception("flush failed; will retry", shard=self._shard.index)
-                await self._failed(error)
-
-    async def _failed(self, error: Exception) -> None:
-        self.failures_total += 1
-        log.warning("flush failed; will retry", shard=self._shard.index, error=str(error), units=self.depth)
-        shown = (
-            error if isinstance(error, HeaplineError) else UnavailableError(f"cannot flush messages ({error}); retry")
-        )
-        self._wake_waiting(shown)
-        await asyncio.sleep(RETRY_SECONDS)
-
-    async def _sleep(self) -> None:
-        """Wait for the next durable unit, at most for the poll interval."""
+    async def _flush_next(self) -> bool:
+        """Flush the next units. Return whether the database has everything."""
+        began = self._clock.boot_ms()
         try:
-            async with asyncio.timeout(self._poll):
-                await self._work.wait()
-        except TimeoutError:
-            return
+            await self._reopen()
+            await self._flush(await self._wal.after(self.mark))
+        except JournalCorrupt:
+            self._wal.is_refused = True
+            raise
+        self._wake_waiting()
+        self._behind_since = began if self.depth > 0 else None
+        return self.depth <= 0
 
     async def _reopen(self) -> None:
         """Open the log again, some time after a write to it has failed."""
@@ -198,7 +180,7 @@ class Flusher:
             row = await self._enter(connection)
             if row["mark"] != self.mark:
                 return Flushed(row["mark"], None)
-            layout, mark = Layout(row["now"], row["ready_turn"], row["lease_turn"]), units[-1].number
+            layout, mark = Layout(*(row[name] for name in Layout._fields)), units[-1].number
             stored = await self._store.store(connection, layout, batches)
             await connection.execute(statement("insert_mark"), self._wal.id, mark, layout.now)
             return Flushed(mark, stored)
@@ -210,11 +192,7 @@ class Flusher:
             self._continue_at(row["mark"])
             return
         batches = [batch for unit in units for batch in unit.batches]
-        try:
-            flushed = await self._shard.run(work, lock=self._lock)
-        except asyncpg.UniqueViolationError as error:
-            await self._store.rename(batches, error)
-            return
+        flushed = await self._shard.run(work, lock=self._lock)
         self._continue_at(flushed.mark)
         if flushed.stored is not None:
             self._store.committed(flushed.stored)

@@ -207,6 +207,17 @@ class Layout(NamedTuple):
     def _live(self) -> int:
         return self.ready_live | 1 << self.open("ready")
 
+    def insert(self, name: str) -> str:
+        """Return a statement that stores new messages, and returns those of their ids that other messages have."""
+        taken = _taken(self._live, "$2")
+        if name == "insert_ready":
+            return self.to_ready(name, taken=taken)
+        return of_columns(name, taken=taken)
+
+    def taken(self) -> str:
+        """Return the statement that finds ids which ready or leased messages have."""
+        return _taken(self._live, "$1")
+
     def claim(self) -> str:
         """Return the statement that leases the best ready messages of a topic."""
         return _claim(self._live)
@@ -237,6 +248,12 @@ def _slots(live: int) -> list[str]:
 def _union(name: str, live: int) -> str:
     """Return a query on each of these slots of `ready`, as one."""
     return "\nUNION ALL\n".join(statement(name, slot=s, ready=f"ready_{s}") for s in _slots(live))
+
+
+@lru_cache(256)
+def _taken(live: int, ids: str) -> str:
+    tables = ["lease", *(f"ready_{slot}" for slot in _slots(live))]
+    return "\nUNION ALL ".join(statement("taken", table=table, ids=ids) for table in tables)
 
 
 @lru_cache(256)

@@ -24,7 +24,8 @@ from heapline.contract.errors import BadRequest, BatchDecided, IdempotencyConfli
 from heapline.contract.message import Enqueued
 from heapline.sql.dedup import Identity, Judgement, Memory, Producer
 from heapline.sql.home import Home
-from heapline.sql.layout import Layout, of_columns
+from heapline.sql.insert import insert
+from heapline.sql.layout import Layout
 from heapline.sql.namespace_keys import check_claim
 from heapline.sql.node_id import NodeId
 from heapline.sql.rows import BATCH_BYTES_MAX, NOTHING, NewRow, Stored, check_rows, rows_of_batch, values_of
@@ -232,16 +233,14 @@ async def _insert(
     kept = [i for i, id in enumerate(columns.ids) if id not in leaves]
     ready = [i for i in kept if columns.dues[i] <= now]
     delayed = [i for i in kept if columns.dues[i] > now]
-    if ready:
-        await connection.execute(layout.to_ready("insert_ready"), topic, *_pick(columns, ready))
-    if delayed:
-        await connection.execute(of_columns("insert_delayed"), topic, *_pick(columns, delayed))
+    await insert(connection, layout, topic, _pick(columns, ready), _pick(columns, delayed))
     ends = [end for i in ready if (end := columns.expires[i]) is not None]
     return [columns.dues[i] for i in delayed] + ends
 
 
-def _pick(columns: Stored, rows: list[int]) -> list[list[Any]]:
-    return [[column[i] for i in rows] for column in columns]
+def _pick(columns: Stored, rows: list[int]) -> Stored:
+    picked: list[Any] = [[column[i] for i in rows] for column in columns]
+    return Stored(*picked)
 
 
 async def _commit_sequences(

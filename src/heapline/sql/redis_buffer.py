@@ -28,7 +28,7 @@ from heapline.clock import Clock
 from heapline.contract.errors import Closed, HeaplineError, JournalCorrupt, UnavailableError, UnknownFormat
 from heapline.logs import Log
 from heapline.owned_tasks import OwnedTasks
-from heapline.sql.flusher import RETRY_SECONDS
+from heapline.sql.flush_loop import FlushLoop
 from heapline.sql.layout import Layout
 from heapline.sql.redis import Redis, RedisDown, buffer_key
 from heapline.sql.shard import EVERY_ANSWER, Shard, lock_key
@@ -132,13 +132,13 @@ class RedisFlusher:
         self, shard: Shard, redis: Redis, store: UnitStore, clock: Clock, poll: float, slow_mode: bool
     ) -> None:
         self._shard, self._redis, self._store, self._clock = shard, redis, store, clock
-        self._poll, self._slow_mode = poll, slow_mode
+        self._slow_mode = slow_mode
+        self._loop = FlushLoop(shard.index, poll, self._flush_next, self._wake)
         self._key = buffer_key(shard.index)
         self._lock = lock_key(f"heapline redis buffer {shard.schema}")
         self._tasks = OwnedTasks()
         self._gathered: list[tuple[str, Batch, asyncio.Future[None]]] = []  # topics and batches of the next units
         self._writing: asyncio.Task[None] | None = None
-        self._work = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []  # for the next flush
         self._reads = 0  # flushes begun
         self._flushed_read = 0  # what was acknowledged before this flush began is in the database
@@ -147,15 +147,19 @@ class RedisFlusher:
         self._forget_at = 0  # boot ms
         self._behind_since: int | None = None  # boot ms; None: the database has everything
         self.depth = 0  # units in the list when it was last read
-        self.failures_total = 0
 
     def start(self) -> None:
-        self._tasks.spawn(self._forever())
+        self._loop.start()
 
     async def close(self) -> None:
+        await self._loop.close()
         await self._tasks.cancel()
         self._wake(Closed())
         self._answer([future for _, _, future in self._gathered], Closed())
+
+    @property
+    def failures_total(self) -> int:
+        return self._loop.failures_total
 
     @property
     def lag_ms(self) -> int:
@@ -218,7 +222,7 @@ class RedisFlusher:
         for topic, *_ in gathered:
             self._unflushed[topic] = self._reads
         self._answer([future for *_, future in gathered], error)
-        self._work.set()
+        self._loop.wake()
 
     def _answer(self, futures: Sequence[asyncio.Future[None]], error: HeaplineError | None) -> None:
         for future in futures:
@@ -244,47 +248,28 @@ class RedisFlusher:
     async def _until(self, read: int) -> None:
         while self._flushed_read <= read:
             if not self._redis.is_up:
-                raise BufferDown("messages that were acknowledged are in redis, which is down; retry later")
+                raise self._down()
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
-            self._work.set()
+            self._loop.wake()
             await future
 
     def _wake(self, error: HeaplineError | None = None) -> None:
         waiting, self._waiting = self._waiting, []
         self._answer(waiting, error)
 
-    async def _forever(self) -> None:
-        while True:
-            try:
-                self._work.clear()
-                if not self._redis.is_up:
-                    self._wake(BufferDown("messages that were acknowledged are in redis, which is down; retry later"))
-                    await self._sleep()
-                elif await self._round():
-                    await self._sleep()
-            except (RedisDown, HeaplineError, OSError, asyncpg.PostgresError) as error:
-                await self._failed(error)
-            except Exception as error:  # a failed flush must not stop the flushes that follow
-                log.exception("flush failed; will retry", shard=self._shard.index)
-                await self._failed(error)
+    async def _flush_next(self) -> bool:
+        """Flush the first units of the list. Return whether to wait until there are more, or until Redis is up."""
+        if not self._redis.is_up:
+            self._wake(self._down())
+            return True
+        try:
+            return await self._round()
+        except RedisDown as error:
+            raise self._down() from error
 
-    async def _failed(self, error: Exception) -> None:
-        self.failures_total += 1
-        log.warning("flush failed; will retry", shard=self._shard.index, error=str(error), units=self.depth)
-        if isinstance(error, RedisDown):
-            self._wake(BufferDown(f"messages that were acknowledged are in redis ({error}); retry later"))
-        elif isinstance(error, HeaplineError):
-            self._wake(error)
-        else:
-            self._wake(UnavailableError(f"cannot flush messages ({error}); retry"))
-        await asyncio.sleep(RETRY_SECONDS)
-
-    async def _sleep(self) -> None:
-        """Wait for work, at most for the poll interval: another node may have left units."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._poll):
-                await self._work.wait()
+    def _down(self) -> BufferDown:
+        return BufferDown("messages that were acknowledged are in redis, which is down; retry later")
 
     async def _round(self) -> bool:
         """Flush the first units, if there are any. Return whether these were all."""
@@ -303,25 +288,20 @@ class RedisFlusher:
     async def _flush(self, is_due: bool) -> bool:
         """Flush the first units, and forget old ids if that is due. Return whether these were all units."""
         self._reads += 1
-        read, batches = self._reads, list[Batch]()
+        read = self._reads
 
         async def work(connection: asyncpg.Connection) -> Turn:
             layout = await self._shard.read_layout(connection)
             slice = await self._read()
             ids = [unit.id for unit in slice.units]
             known = {row["id"] for row in await connection.fetch(statement("flushed_units"), ids)}
-            new = [unit for unit in slice.units if unit.id not in known]
-            batches[:] = [batch for unit in new for batch in unit.batches]
-            stored = await self._store_new(connection, layout, new, batches)
+            new = {unit.id: unit for unit in slice.units if unit.id not in known}
+            stored = await self._store_new(connection, layout, list(new.values()))
             if is_due and slice.is_all:
                 await connection.execute(statement("delete_old_units"), layout.now - UNIT_KEEP_MS, ids)
             return Turn(slice, len(new), stored)
 
-        try:
-            turn = await self._shard.run(work, lock=self._lock)
-        except asyncpg.UniqueViolationError as error:
-            await self._store.rename(batches, error)
-            return False
+        turn = await self._shard.run(work, lock=self._lock)
         self._store.committed(turn.stored)
         self._record(read, turn)
         if is_due and turn.slice.is_all:
@@ -329,13 +309,11 @@ class RedisFlusher:
         await self._remove(turn.slice.units)
         return turn.slice.is_all
 
-    async def _store_new(
-        self, connection: asyncpg.Connection, layout: Layout, units: Sequence[Unit], batches: Sequence[Batch]
-    ) -> Stored:
+    async def _store_new(self, connection: asyncpg.Connection, layout: Layout, units: Sequence[Unit]) -> Stored:
         if not units:
             return Stored([], None)
         await connection.execute(statement("insert_units"), [unit.id for unit in units], layout.now)
-        return await self._store.store(connection, layout, batches)
+        return await self._store.store(connection, layout, [batch for unit in units for batch in unit.batches])
 
     def _record(self, read: int, turn: Turn) -> None:
         """Record what is in the database now: units are flushed in order, whichever node does it."""

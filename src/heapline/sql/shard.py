@@ -297,7 +297,7 @@ class Shard:
                 else:
                     self.circuit.answered()
                 finally:
-                    await pool.release(connection)
+                    await _release(pool, connection)
 
     async def _acquire(self) -> Any:
         try:
@@ -447,6 +447,14 @@ async def _roll_back(connection: asyncpg.Connection) -> None:
     """End the transaction, if necessary with its connection."""
     try:
         await connection.execute(statement("rollback"), timeout=ROLLBACK_SECONDS)
+    except (*_UNREACHABLE, asyncpg.PostgresError):
+        _terminate(connection)
+
+
+async def _release(pool: Any, connection: asyncpg.Connection) -> None:
+    """Return a connection to its pool. If it broke, what its user has to say counts: a result or a cancellation."""
+    try:
+        await pool.release(connection)
     except (*_UNREACHABLE, asyncpg.PostgresError):
         _terminate(connection)
 

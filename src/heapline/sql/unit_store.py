@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import chain
 from typing import Any, NamedTuple
 
 import asyncpg
 
 from heapline.core.ids import unix_ms_of
 from heapline.logs import Log
-from heapline.sql.layout import COLUMNS, Layout, of_columns
-from heapline.sql.rows import columns_of
+from heapline.sql.insert import insert, taken_ids
+from heapline.sql.layout import COLUMNS, Layout
+from heapline.sql.rows import NOTHING, columns_of
 from heapline.sql.shard import Name, Shard, Topic, topic_of
 from heapline.sql.statements import statement
 from heapline.sql.timekeeper import Timekeeper
@@ -35,7 +38,6 @@ class Stored(NamedTuple):
 class UnitStore:
     def __init__(self, shard: Shard, timekeeper: Timekeeper) -> None:
         self._shard, self._timekeeper = shard, timekeeper
-        self._renamed: dict[int, int] = {}  # ids that were stored before, of other messages -> ids given instead
 
     async def store(self, connection: asyncpg.Connection, layout: Layout, batches: Sequence[Batch]) -> Stored:
         topics = await self._topics(connection, batches, layout.now)
@@ -43,12 +45,12 @@ class UnitStore:
         delayed: dict[int, list[tuple[Any, ...]]] = {}  # by topic
         deadlines: list[int] = []
         slot = layout.open("ready")
-        for batch in batches:
+        for batch, ids in zip(batches, await self._free_ids(connection, layout, batches), strict=True):
             topic = topics.get(batch.topic)
             if topic is None:
                 log.info("topic was deleted; its messages are dropped", topic=batch.name, count=len(batch.rows))
                 continue
-            for row in self._rows(batch, topic):
+            for row in self._rows(batch, topic, ids):
                 due, expires = row[2], row[5]
                 if due > layout.now:
                     delayed.setdefault(topic.id, []).append(row)
@@ -62,7 +64,7 @@ class UnitStore:
             counts = Counter(row[1] for row in ready)
             await connection.execute(statement("count_flushed"), list(counts), list(counts.values()))
         for id, rows in delayed.items():
-            await connection.execute(of_columns("insert_delayed"), id, *columns_of(rows))
+            await insert(connection, layout, id, NOTHING, columns_of(rows))
         return Stored(list(topics.values()), min(deadlines, default=None))
 
     def committed(self, stored: Stored) -> None:
@@ -72,10 +74,36 @@ class UnitStore:
         if stored.deadline is not None:
             self._timekeeper.expect(stored.deadline)
 
-    def _rows(self, batch: Batch, topic: Topic) -> Iterable[tuple[Any, ...]]:
+    async def _free_ids(
+        self, connection: asyncpg.Connection, layout: Layout, batches: Sequence[Batch]
+    ) -> list[list[int]]:
+        """Return the ids under which the messages of each batch are stored: another one if theirs is taken.
+
+        They were acknowledged, so they must be stored.
+        """
+        ids = [[row[0] for row in batch.rows] for batch in batches]
+        flat = list(chain.from_iterable(ids))
+        taken = await taken_ids(connection, layout, flat)
+        late = {batch.topic for batch in batches if any(row[2] > layout.now for row in batch.rows)}
+        if late:
+            taken |= {row["id"] for row in await connection.fetch(statement("taken_delayed"), list(late), flat)}
+        if not taken and len(set(flat)) == len(flat):
+            return ids
+        log.error("message id conflict; giving other ids", shard=self._shard.index, ids=_repeated(flat, taken))
+        node = self._shard.node
+        until = await connection.fetchval(statement("node_until"), node.number, node.owner)
+        others = iter(node.mint(len(_repeated(flat, taken)), layout.now, until))
+        for row in ids:
+            for i, id in enumerate(row):
+                if id in taken:
+                    row[i] = next(others)
+                else:
+                    taken.add(id)
+        return ids
+
+    def _rows(self, batch: Batch, topic: Topic, ids: Sequence[int]) -> Iterable[tuple[Any, ...]]:
         """Return the messages of a batch as they are stored, in the order of rows.Stored."""
-        for id, key, due, priority, *rest in batch.rows:
-            id = self._renamed.get(id, id)
+        for id, (_, key, due, priority, *rest) in zip(ids, batch.rows, strict=True):
             if topic.id != batch.topic:  # created again, perhaps with another order
                 key = topic.ordering.key(priority, unix_ms_of(id))
             yield (id, key, due, priority, *rest)
@@ -92,14 +120,8 @@ class UnitStore:
                     found[id] = topic_of(name, row, now)
         return found
 
-    async def rename(self, batches: Sequence[Batch], error: Exception) -> None:
-        """Give new ids to messages whose id is taken: they were acknowledged, so they must be stored."""
-        batch_of = {row[0]: batch for batch in batches for row in batch.rows}
-        async with self._shard.connection() as connection:
-            rows = await connection.fetch(statement("stored_ids"), list(batch_of))
-        taken = [row["id"] for row in rows]
-        log.error("message id conflict; giving other ids", shard=self._shard.index, ids=taken, error=str(error))
-        for id in taken:
-            batch = batch_of[id]
-            turn = await self._shard.read_topic(Name(batch.namespace, batch.name))
-            (self._renamed[id],) = self._shard.node.mint(1, turn.now, turn.node_until)
+
+def _repeated(ids: Sequence[int], taken: AbstractSet[int]) -> list[int]:
+    """Return the ids that are taken, or repeat an earlier one."""
+    counts = Counter(ids)
+    return [id for id, count in counts.items() for _ in range(count if id in taken else count - 1)]

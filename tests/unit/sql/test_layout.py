@@ -33,7 +33,7 @@ def test_open_slots_follow_from_turns_and_time(turn: int, now: int) -> None:
     assert (layout.open("ready"), layout.open("lease")) == (turn % READY_SLOTS, turn % LEASE_SLOTS)
     assert layout.open_ended == now // ENDED_MS % ENDED_SLOTS
     assert f"ready_{turn % READY_SLOTS} " in layout._replace(ready_live=0).claim()
-    assert f"ready_{turn % READY_SLOTS} " in layout.to_ready("insert_ready")
+    assert f"ready_{turn % READY_SLOTS} " in layout.insert("insert_ready")
 
 
 @given(live=st.sets(st.integers(0, POP_SLOTS - 1)), turn=st.integers(0, 1000))

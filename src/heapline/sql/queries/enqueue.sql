@@ -5,8 +5,10 @@ WITH stored AS (
     FROM unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::smallint[],
                 $9::bytea[], $10::bytea[], $11::smallint[], $12::bytea[], $13::bytea[])
       AS m(id, key, due, priority, ttl, expires, max_retries, name, headers, scope, hash, payload)
+), counted AS (
+    INSERT INTO counts (slot, topic, ready) SELECT last_value % 4, $1, cardinality($2) FROM counts_turn
 )
-INSERT INTO counts (slot, topic, ready) SELECT last_value % 4, $1, cardinality($2) FROM counts_turn;
+{taken};
 
 -- name: insert_delayed
 WITH stored AS (
@@ -16,8 +18,16 @@ WITH stored AS (
     FROM unnest($2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::smallint[],
                 $9::bytea[], $10::bytea[], $11::smallint[], $12::bytea[], $13::bytea[])
       AS m(id, key, due, priority, ttl, expires, max_retries, name, headers, scope, hash, payload)
+), counted AS (
+    INSERT INTO counts (slot, topic, delayed) SELECT last_value % 4, $1, cardinality($2) FROM counts_turn
 )
-INSERT INTO counts (slot, topic, delayed) SELECT last_value % 4, $1, cardinality($2) FROM counts_turn;
+{taken};
+
+-- name: taken
+SELECT id FROM {table} WHERE id = ANY({ids}::bigint[])
+
+-- name: taken_delayed
+SELECT id FROM delayed WHERE topic = ANY($1::integer[]) AND id = ANY($2::bigint[]);
 
 -- name: select_keys
 SELECT hash, id, print, scope, expires FROM idempotency_keys

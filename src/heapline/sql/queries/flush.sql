@@ -1,7 +1,8 @@
 -- name: enter_flush
 SELECT coalesce((SELECT max(upto) FROM flushed WHERE wal = $1), 0) AS mark, clock_ms() AS now,
        (SELECT owner FROM wal_owners WHERE wal = $1) AS owner,
-       (SELECT last_value FROM ready_turn) AS ready_turn, (SELECT last_value FROM lease_turn) AS lease_turn;
+       (SELECT last_value FROM ready_turn) AS ready_turn, (SELECT last_value FROM lease_turn) AS lease_turn,
+       (SELECT last_value FROM ready_live) AS ready_live, (SELECT last_value FROM cold_turn) AS cold_turn;
 
 -- name: upsert_wal_owner
 INSERT INTO wal_owners (wal, owner) VALUES ($1, $2) ON CONFLICT (wal) DO UPDATE SET owner = excluded.owner;
@@ -14,9 +15,6 @@ INSERT INTO flushed (wal, upto, at) VALUES ($1, $2, $3);
 
 -- name: delete_old_marks
 DELETE FROM flushed WHERE wal = $1 AND upto < $2;
-
--- name: stored_ids
-SELECT id FROM ready WHERE id = ANY($1::bigint[]) UNION SELECT id FROM delayed WHERE id = ANY($1::bigint[]);
 
 -- name: count_flushed
 INSERT INTO counts (slot, topic, ready)

@@ -14,6 +14,9 @@ ON CONFLICT (node) DO UPDATE SET owner = excluded.owner, until = excluded.until,
 -- name: renew_node
 UPDATE nodes SET until = clock_ms() + $3 WHERE node = $1 AND owner = $2 AND until > clock_ms() RETURNING until;
 
+-- name: node_until
+SELECT until FROM nodes WHERE node = $1 AND owner = $2;
+
 -- name: has_other_nodes
 SELECT EXISTS (SELECT FROM nodes WHERE owner <> $1 AND until > clock_ms());
 
