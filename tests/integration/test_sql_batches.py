@@ -81,6 +81,60 @@ async def test_decided_batch_is_completed_when_its_shard_returns(database: str) 
             assert [await hl.pop(topic) for topic in (one, two)] == [[], []]
 
 
+async def test_shard_that_is_down_stops_only_batches_with_parts_in_it(database: str) -> None:
+    one, two = topics_by_shard(2)
+    async with Proxy(f"127.0.0.1:{shared_port()}") as proxy:
+        urls = [shared_url(), f"postgresql://postgres@{proxy.target}/{database}"]
+        async with heapline.sql.open(urls, schema=fresh_schema(), poll_interval=0.1) as hl:
+            for topic in (one, two):
+                await hl.create_topic(topic)
+            await hl.prepare_batch("here", "1", {one: [Outgoing(b"a")]})
+            await hl.prepare_batch("here", "left out", {two: [Outgoing(b"x")]})
+            await hl.prepare_batch("both", "1", {one: [Outgoing(b"b")], two: [Outgoing(b"c")]})
+            await hl.prepare_batch("there", "1", {two: [Outgoing(b"d")]})
+            await proxy.close()
+            for batch in ("both", "there"):
+                with pytest.raises(heapline.UnavailableError):
+                    await hl.commit_batch(batch, ["1"])
+            assert await hl.commit_batch("here", ["1"]) == 1
+            assert [m.payload for m in await hl.pop(one, 10)] == [b"a"]
+            assert await hl.commit_batch("here", ["1"]) == 1, "repeated"
+            await proxy.reopen()
+            async with asyncio.timeout(30):
+                while not hl.node.shards[1].is_up:  # noqa: ASYNC110 - nothing reports it
+                    await asyncio.sleep(0.05)
+            with pytest.raises(heapline.UnknownPart):
+                await hl.commit_batch("both", ["2"])
+            assert [await hl.commit_batch(batch, ["1"]) for batch in ("both", "there")] == [2, 1]
+            await hl._sweeper.sweep()
+            assert sorted(m.payload for m in await hl.pop(two, 10)) == [b"c", b"d"]
+            assert {info.state for info in await hl.list_batches()} == {"committed"}
+
+
+async def test_sweep_completes_batches_although_another_shard_is_down(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third = fresh_schema()
+    admin = await asyncpg.connect(shared_url())
+    await admin.execute(f"CREATE DATABASE {third} STRATEGY FILE_COPY")
+    three = topics_by_shard(3)[2]
+    async with Proxy(f"127.0.0.1:{shared_port()}") as proxy:
+        urls = [shared_url(), f"postgresql://postgres@{proxy.target}/{database}", shared_url(third)]
+        async with heapline.sql.open(urls, schema=fresh_schema()) as hl:
+            await hl.create_topic(three)
+            await hl.prepare_batch("b", "1", {three: [Outgoing(b"x")]})
+            with monkeypatch.context() as patch:  # the node dies after the decision
+                patch.setattr(batches, "_attach", None)
+                with pytest.raises(TypeError):
+                    await hl.commit_batch("b", ["1"])
+            await proxy.close()
+            with pytest.raises(heapline.UnavailableError):
+                await hl._sweeper.sweep()
+            assert [m.payload for m in await hl.pop(three)] == [b"x"]
+    await admin.execute(f"DROP DATABASE {third} WITH (FORCE)")
+    await admin.close()
+
+
 async def _pop_or_nothing(hl: heapline.Broker, topic: str) -> list[heapline.Message]:
     try:
         return await hl.pop(topic)

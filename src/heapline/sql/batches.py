@@ -2,9 +2,9 @@
 
 A batch is committed when its decision is a row in the first shard. Parts in the first shard are attached in that very
 transaction, so with one shard a commit is atomic. Other shards follow, each in one transaction, before the commit is
-answered. If the process is killed between them, or a shard is down, the next commit of the same batch or any node's
-sweep attaches the rest: what is decided stays decided. An abort needs no decision, because dropping parts makes nothing
-visible.
+answered. Shards that have none of the named parts may be down: what they have of others is dropped later. If the
+process is killed between them, or a shard is down, the next commit of the same batch or any node's sweep attaches the
+rest: what is decided stays decided. An abort needs no decision, because dropping parts makes nothing visible.
 
 Decisions on one batch, and on one sink, take turns by advisory locks in the first shard.
 """
@@ -12,6 +12,7 @@ Decisions on one batch, and on one sink, take turns by advisory locks in the fir
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ import asyncpg
 from heapline.contract import batches
 from heapline.contract.call import Context, Count, Page, page_of
 from heapline.contract.config import BrokerConfig
-from heapline.contract.errors import BatchDecided, Closed, HeaplineError, UnknownPart
+from heapline.contract.errors import BatchDecided, Closed, HeaplineError, UnavailableError, UnknownPart
 from heapline.contract.message import BatchInfo, SinkInfo, from_ms
 from heapline.contract.messages import pack_enqueued
 from heapline.logs import Log
@@ -45,6 +46,7 @@ class Decided(NamedTuple):
 
     parts: list[str]
     messages: int
+    topics: list[str]
     here: Attached | None = None  # what was attached in the first shard
 
 
@@ -92,8 +94,14 @@ async def commit_batch(node: Node, command: batches.CommitBatch, context: Contex
     home = node.shards[0]
     decided = await home.run(work, begin=prepared.begin_attach(home, command.batch_id))
     _report(node, home, decided.here)
+    needed = {node.home(topic).shard for topic in decided.topics}
     for shard in node.shards[1:]:
-        await _attach(node, shard, command.batch_id, decided.parts)
+        try:
+            await _attach(node, shard, command.batch_id, decided.parts)
+        except UnavailableError as error:
+            if shard in needed:
+                raise
+            log.warning("parts left out of a batch are dropped later", shard=shard.index, error=str(error))
     return Count(decided.messages)
 
 
@@ -124,7 +132,7 @@ class _Commit:
             if last is not None and self._version is not None and self._version <= last["version"]:
                 if mine is None:
                     await self._drop()
-                return Decided([], last["messages"] if self._version == last["version"] else 0)
+                return Decided([], last["messages"] if self._version == last["version"] else 0, [])
             if mine is not None:
                 raise BatchDecided(self._batch, "was committed, but not as this version of this sink")
         if mine is None:
@@ -132,22 +140,23 @@ class _Commit:
         if set(mine["parts"]) != set(self._parts):
             raise BatchDecided(self._batch, f"was committed with other parts ({len(mine['parts'])} of them)")
         here = await prepared.attach(shard, self._connection, self._batch, mine["parts"])
-        return Decided(mine["parts"], mine["messages"], here)
+        return Decided(mine["parts"], mine["messages"], mine["topics"], here)
 
     async def _drop(self) -> None:
         await prepared.drop(self._connection, self._batch)
         for shard in self._node.shards[1:]:
-            await _drop(shard, self._batch)
+            with contextlib.suppress(UnavailableError):  # parts that stay undecided are dropped later
+                await _drop(shard, self._batch)
 
     async def _decide(self) -> Decided:
-        views, messages = await self._views()
+        views, messages, away = await self._views()
         shares: dict[str, dict[str, PartView]] = {}
         for view in views:
             shares.setdefault(view.part, {})[view.topic] = view
         for part in self._parts:
             found = shares.get(part, {})
             if not found or any(set(view.topics) != found.keys() for view in found.values()):
-                raise UnknownPart(self._batch, part)
+                raise away or UnknownPart(self._batch, part)
         topics = sorted({view.topic for view in views if view.part in set(self._parts)})
         shard = self._node.shards[0]
         now = (await shard.read_layout(self._connection)).now
@@ -157,18 +166,25 @@ class _Commit:
             sink = self._sink, self._version, self._batch, messages, topics, now
             await self._connection.execute(statement("upsert_sink"), *sink)
         here = await prepared.attach(shard, self._connection, self._batch, self._parts)
-        return Decided(self._parts, messages, here)
+        return Decided(self._parts, messages, topics, here)
 
-    async def _views(self) -> tuple[list[PartView], int]:
-        """Return the shares of the batch in all shards, and how many messages the named parts have together."""
+    async def _views(self) -> tuple[list[PartView], int, UnavailableError | None]:
+        """Return the shares of the batch in all shards that can be reached, and how many messages the named parts have.
+
+        If a shard is away, its error is returned too. It may have no share: each one names all topics of its part.
+        """
+        away: UnavailableError | None = None
         views = await prepared.view(self._connection, self._batch)
         leaves = len(await prepared.left_out(self._connection, self._batch, self._parts))
         for shard in self._node.shards[1:]:
-            async with shard.connection() as connection:
-                views += await prepared.view(connection, self._batch)
-                leaves += len(await prepared.left_out(connection, self._batch, self._parts))
+            try:
+                async with shard.connection() as connection:
+                    views += await prepared.view(connection, self._batch)
+                    leaves += len(await prepared.left_out(connection, self._batch, self._parts))
+            except UnavailableError as error:
+                away = error
         named = set(self._parts)
-        return views, sum(view.messages for view in views if view.part in named) - leaves
+        return views, sum(view.messages for view in views if view.part in named) - leaves, away
 
 
 async def _attach(node: Node, shard: Shard, batch: str, parts: Sequence[str]) -> None:
@@ -341,10 +357,17 @@ class Sweeper:
                 log.exception("batches not swept; will retry")
 
     async def sweep(self) -> None:
+        """Settle what each shard has. Raise if one is away, once the others are done: decisions are kept for it."""
         node, home = self._node, self._node.shards[0]
+        away: UnavailableError | None = None
         for shard in node.shards:
-            for row in await _rows(shard, "prepared_batches"):
-                await self._settle(shard, row["batch"], row["at"])
+            try:
+                for row in await _rows(shard, "prepared_batches"):
+                    await self._settle(shard, row["batch"], row["at"])
+            except UnavailableError as error:
+                away = error
+        if away is not None:
+            raise away
         async with home.connection() as connection:
             now = (await home.read_layout(connection)).now
             await connection.execute(statement("delete_old_decisions"), now - RETENTION_MS)

@@ -92,7 +92,7 @@ SELECT batch, part, name, messages, at FROM prepared;
 SELECT batch, max(at) AS at FROM prepared GROUP BY batch LIMIT 1000;
 
 -- name: select_decision
-SELECT parts, messages, sink, version FROM decisions WHERE batch = $1;
+SELECT parts, messages, topics FROM decisions WHERE batch = $1;
 
 -- name: insert_decision
 INSERT INTO decisions (batch, parts, messages, topics, sink, version, at) VALUES ($1, $2, $3, $4, $5, $6, $7);
