@@ -104,6 +104,7 @@ def command_for(name: str, topic: str) -> Any:
         "Reschedule": {"delay": 1.0},
         "DlqDelete": {"where": DlqFilter()},
         "UpdateUser": {"disabled": True},
+        "EndLeases": {"ids": ["1"]},
         "EnqueueBatch": {"messages": NewMessages([b"x"])},
     }
     plain = {
@@ -160,6 +161,7 @@ UNSCOPED = {
     "GetReplay",
     "CancelReplay",
     "Describe",
+    "ListWorkers",
 }
 #: Session checks each of its calls: see test_grpc_session.py.
 SCOPED = sorted(set(METHODS) - UNSCOPED)

@@ -47,6 +47,7 @@ SUBCOMMANDS = {
     "get": Lazy("message", "Show one message in any state, including recently removed ones.", "get"),
     "cancel": Lazy("message", "Remove waiting messages before they are delivered.", "cancel"),
     "reschedule": Lazy("message", "Change the due time or the priority of waiting messages.", "reschedule"),
+    "lease": Lazy("lease", "List who holds which messages, and take them back."),
     "dlq": Lazy("dlq", "List, replay and delete dead letters."),
     "group": Lazy("group", "Manage consumer groups."),
     "replay": Lazy("replay", "Read past messages of a topic, or enqueue them again."),

@@ -467,6 +467,17 @@ class Methods:
 
     explain = command(inspection.Explain)
 
+    @plain
+    async def list_leases(
+        self: Any, topic: str, limit: int = 100, *, holder: str | None = None
+    ) -> list[inspection.HeldLease]:
+        """Return the leases of a topic, the oldest first: who holds which message, since when and until when."""
+        page = min(limit, LIST_PAGE) if type(limit) is int and limit > 0 else limit
+        return await _every(self, inspection.ListLeases(topic, holder, None, page), limit)
+
+    end_leases = command(inspection.EndLeases, _count)
+    list_workers = listing(inspection.ListWorkers)
+
     # -- dead letters ----------------------------------------------------------------------------------------------
 
     @plain

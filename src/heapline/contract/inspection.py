@@ -7,11 +7,15 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from heapline.contract.call import Command, Right, call
-from heapline.contract.fields import MessageId, Topic
-from heapline.contract.message import MessageInfo
+from heapline.contract.call import Access, Command, Count, Page, Repeat, Right, call
+from heapline.contract.errors import BadRequest
+from heapline.contract.fields import Cursor, Instant, Label, MessageId, Reason, Topic
+from heapline.contract.ids import to_ulid
+from heapline.contract.message import MessageInfo, repr_with_ulid
 
 EXPLAINED_MAX = 100
+LEASES_MAX = 1000
+PageLimit = Annotated[int, Meta(ge=1, le=LEASES_MAX)]
 HoldKind = Literal["paused", "in_flight", "rate", "throttled", "fairness", "freshness"]
 
 
@@ -49,3 +53,83 @@ class Explain(Command[Explanation]):
     topic: Topic
     limit: Annotated[int, Meta(ge=1, le=EXPLAINED_MAX)] = 10
     message_id: MessageId | None = None
+
+
+class HeldLease(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A lease without its token, which only its holder knows."""
+
+    id: int
+    partition: int
+    holder: str | None = None
+    since: datetime
+    deadline: datetime
+    attempts: int = 0  # deliveries, with this one
+    id_suffix: int = 0  # of the topic
+
+    @property
+    def message_id(self) -> str:
+        return to_ulid(self.id, self.id_suffix)
+
+    __repr__ = repr_with_ulid
+
+
+@call(id=0xB1, rpc="ListLeases", http="GET /v1/heaps/{topic}/leases", needs=Right.CONSUME, feature="leases")
+class ListLeases(Command[Page[HeldLease]]):
+    """List the leases of a topic, the oldest first: who holds which message, since when and until when."""
+
+    topic: Topic
+    holder: Label | None = None
+    cursor: Cursor | None = None
+    limit: PageLimit = 100
+
+
+@call(
+    id=0xB2,
+    rpc="EndLeases",
+    http="POST /v1/heaps/{topic}/leases:end",
+    needs=Right.ADMIN,
+    repeat=Repeat.SETTLES,
+    audit=("ids", "reason"),
+    feature="leases",
+)
+class EndLeases(Command[Count]):
+    """Take messages from their holders, as a nack with the topic's backoff does, and return how many.
+
+    With `granted_until`, leave a lease that was granted later: its holder is not the one that the caller saw.
+    """
+
+    topic: Topic
+    ids: list[MessageId]
+    granted_until: Instant | None = None
+    reason: Reason | None = None
+
+    def validate(self) -> None:
+        if not 1 <= len(self.ids) <= LEASES_MAX:
+            raise BadRequest(f"ids must have 1 to {LEASES_MAX} messages, got {len(self.ids)}")
+
+
+class WorkerInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One holder of leases on one topic, or one that had some in the last hour."""
+
+    topic: str
+    holder: str
+    leases: int = 0
+    waiting: int = 0  # its pops that wait for a message now
+    rate: float = 0.0  # messages leased per second, over about a minute
+    last_lease_at: datetime | None = None  # None: not since this process opened the topic
+
+
+@call(
+    id=0xB3,
+    rpc="ListWorkers",
+    http="GET /v1/workers",
+    rows=Access(Right.CONSUME, "topic"),
+    route="all",
+    merge="pages",
+    feature="leases",
+)
+class ListWorkers(Command[Page[WorkerInfo]]):
+    """List who takes messages from the topics that the caller may consume from, by topic and name."""
+
+    cursor: Cursor | None = None
+    limit: PageLimit = 100

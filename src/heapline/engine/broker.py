@@ -18,7 +18,7 @@ from heapline.contract.call import HERE, Command, Context, Feed
 from heapline.contract.config import BrokerConfig
 from heapline.contract.errors import Unsupported
 from heapline.contract.sync_broker import SyncBroker as _SyncBroker
-from heapline.engine import dead_letters, explanation, leases, log, messages, topic_calls
+from heapline.engine import dead_letters, explanation, held_leases, leases, log, messages, topic_calls
 from heapline.engine.batches import handlers as batches
 from heapline.engine.groups import handlers as groups
 from heapline.engine.handlers import FEEDS, HANDLERS, handles
@@ -28,14 +28,26 @@ from heapline.engine.schedules import handlers as schedules
 from heapline.engine.topics import TopicKeeper
 
 R = TypeVar("R")
-HANDLER_MODULES = (batches, dead_letters, explanation, groups, leases, log, messages, replays, schedules, topic_calls)
+HANDLER_MODULES = (
+    batches,
+    dead_letters,
+    explanation,
+    groups,
+    held_leases,
+    leases,
+    log,
+    messages,
+    replays,
+    schedules,
+    topic_calls,
+)
 
 
 class EmbeddedBroker(TopicKeeper, Broker):
     """The broker returned by `heapline.open`; use it as an async context manager."""
 
     features: ClassVar[frozenset[str]] = frozenset(
-        {"queue", "partitions", "log", "groups", "replay", "schedules", "batches", "fairness", "explain"}
+        {"queue", "partitions", "log", "groups", "replay", "schedules", "batches", "fairness", "explain", "leases"}
     )
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:

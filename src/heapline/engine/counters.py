@@ -5,6 +5,7 @@ from __future__ import annotations
 from heapline.core.events import Acked, AnyEvent, DeadLettered, Expired, GroupDead, GroupMembers, LeaseExpired, Nacked
 from heapline.core.latency import Latency, Tally
 from heapline.core.partition import LEASE_EXPIRED
+from heapline.core.workers import Workers
 
 
 class Counters:
@@ -21,6 +22,7 @@ class Counters:
         self.fired = Latency()  # delayed messages, including retries: from due to fired
         self.rebalances = 0  # times that partitions were reassigned to the members of a group
         self.group_dead = 0  # rows that became dead letters of groups
+        self.workers = Workers()
         self.commits = self.bytes_written = self.enqueued = self.duplicates = self.leased = 0
 
     def latencies(self) -> dict[str, Tally]:

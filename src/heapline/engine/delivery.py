@@ -238,7 +238,7 @@ class Delivery:
             columns = ids.tolist(), rows.keys[:total].tolist(), positions.tolist()
             self._topic.emit_leases(self._journal, [(partition, event, *columns)], now)
             self.heads.taken[0] += total
-            self._leased(calls, counts, LeasedRows(ids, tokens, positions, _deadlines(calls, counts, now)))
+            self._leased(calls, counts, LeasedRows(ids, tokens, positions, _deadlines(calls, counts, now)), now)
 
     def _serve_many(self, calls: Sequence[PopCall], want: int, now: Now) -> None:
         """Lease the best messages across all partitions: from each, the first ones in its own order."""
@@ -271,9 +271,9 @@ class Delivery:
         self._topic.emit_leases(self._journal, leases, now)
         order = by_owner.argsort()
         leased = ids[order], np.array(tokens, dtype=np.int64)[order], positions[order]
-        self._leased(calls, counts, LeasedRows(*leased, _deadlines(calls, counts, now)))
+        self._leased(calls, counts, LeasedRows(*leased, _deadlines(calls, counts, now)), now)
 
-    def _leased(self, calls: Sequence[PopCall], counts: Sequence[int], leased: LeasedRows) -> None:
+    def _leased(self, calls: Sequence[PopCall], counts: Sequence[int], leased: LeasedRows, now: Now) -> None:
         """Give each call its messages, best first."""
         total = len(leased.ids)
         self._counters.leased += total
@@ -284,6 +284,8 @@ class Delivery:
             if count:
                 call.leased, call.start, call.count = leased, start, count
                 start += count
+                if call.holder is not None:
+                    self._counters.workers.took(call.holder, count, now.steady)
 
 
 class _Grants:

@@ -251,6 +251,26 @@ def test_complete_messages_refuse_message_options(cli: Cli) -> None:
     assert "omit priority, ttl" in said
 
 
+# -- leases ------------------------------------------------------------------------------------------------------------
+
+
+def test_leases_are_listed_and_ended(cli: Cli) -> None:
+    assert cli("lease", "list", "jobs").stdout == "nothing is leased in jobs\n"
+    assert "nobody" in cli("lease", "holders").stdout
+    for text in ("a", "b"):
+        cli("put", "jobs", text)
+    cli("pop", "jobs", "-n", "2", "--holder", "[red]w")
+    first, second = cli.json("lease", "list", "jobs")
+    assert (first["holder"], first["attempts"]) == ("[red]w", 1)
+    assert not {"token", "lease_token"} & first.keys()
+    assert "[red]w" in cli("lease", "list", "jobs", "--holder", "[red]w").stdout
+    assert cli.json("lease", "end", "jobs", first["message_id"], "--reason", "hangs") == [{"count": 1}]
+    assert [row["message_id"] for row in cli.json("lease", "list", "jobs")] == [second["message_id"]]
+    (worker,) = cli.json("lease", "holders")
+    assert (worker["topic"], worker["holder"], worker["leases"]) == ("jobs", "[red]w", 1)
+    assert "[red]w" in cli("lease", "holders").stdout
+
+
 # -- peek --------------------------------------------------------------------------------------------------------------
 
 

@@ -59,7 +59,7 @@ async def test_administrative_calls_are_audited_and_data_calls_are_not(rig: Rig)
     assert {
         "MakeHeap", "UpdateHeapConfig", "DeleteHeap", "Purge", "Pause", "Resume", "SetPartitionThrottled", "Snapshot",
         "DlqReplay", "DlqDelete", "CreateGroup", "DeleteGroup", "ResetOffsets", "GroupDeadReplay", "GroupDeadDelete",
-        "CreateKey", "RevokeKey", "CreateUser", "UpdateUser", "DisableUser", "CreateLoginLink",
+        "CreateKey", "RevokeKey", "CreateUser", "UpdateUser", "DisableUser", "CreateLoginLink", "EndLeases",
         "CreateSchedule", "PauseSchedule", "ResumeSchedule", "DeleteSchedule",
         "StartReplay", "CancelReplay", "ForgetBatch", "ForgetSink",
     } == set(calls)  # fmt: skip
