@@ -59,8 +59,8 @@ async def test_schedule_returns_every_setting_it_was_created_with(world: World, 
     starts = (now + timedelta(hours=1)).astimezone(timezone(timedelta(hours=2)))
     made = await hl.create_schedule(
         "shop/often", every=timedelta(minutes=1), topic="shop/jobs", payload=b"\xff", starts=starts,
-        ends=now + timedelta(days=1), misfire="all", grace=timedelta(seconds=5), makeup_max=7, priority=3, key="k", headers={"a": "ä"},
-        ttl=1.5, max_retries=0, fairness_key="me",
+        ends=now + timedelta(days=1), misfire="all", grace=timedelta(seconds=5), makeup_max=7,
+        priority=3, key="k", headers={"a": "ä"}, ttl=1.5, max_retries=0, fairness_key="me",
     )  # fmt: skip
     assert made == heapline.ScheduleInfo(
         name="shop/often", topic="shop/jobs", every=60.0, payload=b"\xff", starts=starts, ends=now + timedelta(days=1),

@@ -60,7 +60,7 @@ async def end_command(
 @app.call("holders", example="", json="one object per topic and holder: leases, waiting, rate and last_lease_at.")
 async def holders_command(hl: Broker, out: Output) -> None:
     """List who takes messages from which topic, now or in the last hour."""
-    out.rows(await hl.list_workers(), _workers, empty="nobody has leased a message in the last hour", json=to_json)
+    out.rows(await hl.list_workers(), _workers, empty="no message was leased in the last hour", json=to_json)
 
 
 def _workers(found: list[WorkerInfo]) -> Table:

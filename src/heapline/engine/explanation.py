@@ -134,7 +134,7 @@ def _elsewhere(partition: Partition, id: int, found: Found, now: Now) -> str:
     tries = attempts_of(found.position)
     if found.place == LEASED:
         lease = partition.entries.leases.by_id[id]
-        holder = "somebody" if lease[HOLDER] is None else repr_name(lease[HOLDER])
+        holder = "an unnamed holder" if lease[HOLDER] is None else repr_name(lease[HOLDER])
         return f"Leased by {holder}: delivery {tries}, ends in {span(lease[DEADLINE] - now.steady)} unless extended."
     if found.place == DELAYED:
         wait = span(found.due - (now.wall if found.wall else now.steady))
