@@ -154,6 +154,7 @@ def fetch_front_end(root: Path, for_tests: bool = False) -> None:
 
     Raise NotBuilt if that is impossible.
     """
+    npm = _npm()
     packages = tomllib.loads((root / PINS).read_text())["package"]
     if not for_tests:
         packages = [package for package in packages if package["files"]]
@@ -161,7 +162,7 @@ def fetch_front_end(root: Path, for_tests: bool = False) -> None:
     with tempfile.TemporaryDirectory(prefix="front-end.") as name:
         directory = Path(name)
         names = [f"{package['name']}@{package['version']}" for package in packages]
-        _run([*_npm(), "pack", "--silent", "--pack-destination", name, *names])
+        _run([*npm, "pack", "--silent", "--pack-destination", name, *names])
         made = directory / "vendor"
         made.mkdir()
         for package in packages:

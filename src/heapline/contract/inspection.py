@@ -88,7 +88,7 @@ class ListLeases(Command[Page[HeldLease]]):
     rpc="EndLeases",
     http="POST /v1/heaps/{topic}/leases:end",
     needs=Right.ADMIN,
-    repeat=Repeat.SETTLES,
+    repeat=Repeat.ONCE,  # the message may have another holder by then
     audit=("ids", "reason"),
     feature="leases",
 )

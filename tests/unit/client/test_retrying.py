@@ -39,6 +39,7 @@ from heapline.contract.groups import (
     ReplayGroupDeadLetters,
     ResetOffsets,
 )
+from heapline.contract.inspection import EndLeases
 from heapline.contract.leases import Ack, Bury, Extended, Leased, LeasedMessages, LeaseKeys, Nack, Pop, Release, Settled
 from heapline.contract.message import MessageInfo
 from heapline.contract.messages import Cancel
@@ -62,6 +63,7 @@ ONCE: list[Command[Any]] = [
     CreateKey("ci", ["jobs:produce"]),
     CreateUser("ada@example.org", "a long password", ["jobs:produce"]),
     CreateLoginLink(),
+    EndLeases("jobs", [1]),
 ]
 
 
