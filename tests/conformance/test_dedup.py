@@ -12,7 +12,9 @@ import pytest
 
 import heapline
 from heapline.contract.broker import Broker
+from heapline.contract.fields import INT64_MAX
 from heapline.contract.message import Outgoing
+from heapline.contract.messages import EnqueueBatch, enqueued, pack_messages
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World, drain, picture, take
 
@@ -220,6 +222,35 @@ async def test_batch_of_own_numbers_is_recognised_row_by_row(jobs: Broker) -> No
     again = await jobs.enqueue_batch("jobs", [*batch, Outgoing(b"5", seq=5)], producer_id="p", epoch=1)
     assert [r.duplicate for r in again] == [True] * 5 + [False]
     assert [r.id for r in again[:5]] == [r.id for r in first]
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_batch_numbered_by_its_first_number_is_recognised_row_by_row(
+    topic: MakeTopic, broker: Broker, monkeypatch: pytest.MonkeyPatch, partitions: int, is_cut: bool
+) -> None:
+    if is_cut:  # each message is sent or written by itself
+        monkeypatch.setattr("heapline.client.transports.transport.BATCH_BYTES", 1)
+        monkeypatch.setattr("heapline.engine.messages.CHUNK_BYTES", 1)
+    await topic(partitions=partitions)
+    rows = pack_messages([Outgoing(b"%d" % i) for i in range(5)])
+    batch = EnqueueBatch("jobs", rows, atomic=False, producer_id="p", epoch=1, first_seq=3)
+    first, again = [enqueued(await broker.do(batch)) for _ in range(2)]
+    assert [r.duplicate for r in first + again] == [False] * 5 + [True] * 5
+    assert [r.id for r in again] == [r.id for r in first]
+    assert (await broker.enqueue("jobs", b"4", producer_id="p", epoch=1, seq=7)).id == first[4].id
+    assert not (await broker.enqueue("jobs", b"5", producer_id="p", epoch=1, seq=8)).duplicate
+
+
+def test_first_number_of_a_batch_is_checked() -> None:
+    rows, numbered = pack_messages([Outgoing(b"a"), Outgoing(b"b")]), pack_messages([Outgoing(b"a", seq=1)])
+    with pytest.raises(heapline.BadRequest, match="give first_seq, or each message its seq, not both"):
+        EnqueueBatch("jobs", numbered, producer_id="p", epoch=1, first_seq=1)
+    with pytest.raises(heapline.BadRequest, match="epoch, seq and answered_below need a producer_id"):
+        EnqueueBatch("jobs", rows, first_seq=1)
+    with pytest.raises(heapline.BadRequest, match="is too large for 2 messages"):
+        EnqueueBatch("jobs", rows, producer_id="p", epoch=1, first_seq=INT64_MAX)
+    EnqueueBatch("jobs", rows, producer_id="p", epoch=1, first_seq=INT64_MAX - 1)
 
 
 async def test_epoch_of_ones_own_opens_by_being_used_and_fences_older_ones(jobs: Broker) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct, msgpack
+from msgspec.structs import replace
 
 from heapline.contract.call import Command, Page, Repeat, Right, call
 from heapline.contract.check import INSTANT_MAX, SECONDS_MAX, compile_check, instant_to_ms, shown
@@ -185,6 +186,13 @@ def pack_messages(messages: Sequence[Outgoing]) -> NewMessages:
     return NewMessages([m.payload for m in messages], pack([m.priority for m in messages]), **columns)
 
 
+def numbered(messages: NewMessages, first_seq: int | None) -> NewMessages:
+    """Return the messages with the numbers that an `EnqueueBatch` gives them."""
+    if first_seq is None:
+        return messages
+    return replace(messages, seqs=pack(range(first_seq, first_seq + len(messages.payloads))))
+
+
 def check_messages(messages: Sequence[Any], atomic: bool) -> dict[int, HeaplineError]:
     """Errors by row. The first one is raised if the batch is atomic."""
     errors: dict[int, HeaplineError] = {}
@@ -325,9 +333,17 @@ class EnqueueBatch(Command[EnqueuedBatch], gc=False):
     producer_id: ProducerName | None = None
     epoch: Epoch | None = None
     answered_below: AnsweredBelow | None = None
+    first_seq: Natural | None = None  # the number of the first message; the others follow. Instead of their `seqs`
 
     def validate(self) -> None:
         seqs = self.messages.seqs
+        if self.first_seq is not None:
+            if seqs is not None:
+                raise BadRequest("give first_seq, or each message its seq, not both")
+            if self.first_seq > INT64_MAX - len(self.messages) + 1:
+                raise BadRequest(f"first_seq {self.first_seq} is too large for {len(self.messages)} messages")
+            check_identity(self, any_seq=True, all_seqs=True)
+            return
         if seqs is None and self.producer_id is None and self.epoch is None and self.answered_below is None:
             return
         numbered = None if seqs is None else min(memoryview(seqs).cast("B").cast("q"), default=0) >= 0

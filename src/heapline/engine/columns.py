@@ -102,8 +102,9 @@ class Columns:
         return made
 
     @classmethod
-    def of_batch(cls, batch: NewMessages) -> Columns:
-        """Create columns from the messages of a command, whose columns are valid."""
+    def of_batch(cls, batch: NewMessages, first_seq: int | None = None) -> Columns:
+        """Create columns from the messages of a command, whose columns are valid. They are numbered from `first_seq`
+        on, if it is given."""
         count = len(batch.payloads)
         priorities = batch.priorities
         made = cls.of(
@@ -111,7 +112,9 @@ class Columns:
             np.zeros(count, dtype=np.int64) if priorities is None else np.frombuffer(priorities, dtype="<i8"),
             None if batch.deliver_at_ms is None else np.frombuffer(batch.deliver_at_ms, dtype="<i8"),
         )
-        if batch.seqs is not None:
+        if first_seq is not None:
+            made.seqs = np.arange(count, dtype=np.int64) + first_seq
+        elif batch.seqs is not None:
             made.seqs = np.frombuffer(batch.seqs, dtype="<i8")
         if batch.is_plain:
             return made

@@ -47,7 +47,7 @@ def enqueue(broker: TopicKeeper, command: messages.Enqueue, context: Context) ->
 @handles(messages.EnqueueBatch)
 def enqueue_batch(broker: TopicKeeper, command: messages.EnqueueBatch, context: Context) -> Awaitable[EnqueuedBatch]:
     runner = broker.runner(command.topic)
-    config, columns = runner.loaded.topic.config, Columns.of_batch(command.messages)
+    config, columns = runner.loaded.topic.config, Columns.of_batch(command.messages, command.first_seq)
     errors = columns.check(config, runner.name, command.atomic)
     if not columns.count:
         answer = runner.future()

@@ -10,7 +10,7 @@ from heapline.contract import messages
 from heapline.contract.call import Context
 from heapline.contract.errors import HeaplineError, ResourceExhausted, UnavailableError
 from heapline.contract.message import Enqueued
-from heapline.contract.messages import pack_enqueued
+from heapline.contract.messages import numbered, pack_enqueued
 from heapline.logs import Log
 from heapline.sql.dedup import Identity, Judgement, Memory, open_producer
 from heapline.sql.handlers import handles
@@ -41,7 +41,7 @@ async def enqueue(node: Node, command: messages.Enqueue, context: Context) -> En
 
 @handles(messages.EnqueueBatch)
 async def enqueue_batch(node: Node, command: messages.EnqueueBatch, context: Context) -> messages.EnqueuedBatch:
-    home, rows = node.home(command.topic), rows_of_batch(command.messages)
+    home, rows = node.home(command.topic), rows_of_batch(numbered(command.messages, command.first_seq))
     if not rows:
         topic = (await home.shard.read_topic(home.name)).topic
         return pack_enqueued([], topic.id_suffix)

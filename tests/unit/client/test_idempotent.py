@@ -9,7 +9,6 @@ import pytest
 
 from heapline.client.wrappers.idempotent import Idempotent
 from heapline.contract.call import Context
-from heapline.contract.columns import unpack
 from heapline.contract.errors import (
     DeadlineExceeded,
     HeaplineError,
@@ -44,7 +43,11 @@ class Server:
 
     @property
     def sent(self) -> list[tuple[list[int], int | None]]:
-        return [(unpack(r.messages.seqs), r.answered_below) for r in self.requests]
+        sent: list[tuple[list[int], int | None]] = []
+        for r in self.requests:
+            assert r.messages.seqs is None
+            sent.append((list(range(r.first_seq, r.first_seq + len(r.messages))), r.answered_below))
+        return sent
 
     @property
     def names(self) -> list[str | None]:

@@ -39,7 +39,10 @@ OUTGOING = st.builds(
     fairness_key=st.none() | TEXT,
 )
 #: Fields that must be absent, because several fields depend on each other.
-DEPENDENT = {"delay", "deliver_at", "idempotency_scope", "producer_id", "epoch", "seq", "answered_below", "keep_due"}
+DEPENDENT = {
+    "delay", "deliver_at", "idempotency_scope", "producer_id", "epoch", "seq", "first_seq", "answered_below",
+    "keep_due",
+}  # fmt: skip
 
 
 @cache

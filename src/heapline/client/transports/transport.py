@@ -115,7 +115,9 @@ class Transport(Broker):
         messages, results = command.messages, []
         half = len(messages) // 2
         for start, end in ((0, half), (half, len(messages))):
-            results.append(await self.do(replace(command, messages=part(messages, start, end)), context))
+            first_seq = None if command.first_seq is None else command.first_seq + start
+            piece = replace(command, messages=part(messages, start, end), first_seq=first_seq)
+            results.append(await self.do(piece, context))
         return message_rows.join_results(results)
 
     async def _pop(self, command: Pop, context: Context) -> Any:

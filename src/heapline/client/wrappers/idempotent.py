@@ -20,7 +20,7 @@ from heapline.client import message_rows
 from heapline.client.backoff import pauses
 from heapline.client.transports.transport import BATCH_BYTES
 from heapline.contract.call import HERE, Command, Context, Feed
-from heapline.contract.columns import pack, part, pick
+from heapline.contract.columns import part, pick
 from heapline.contract.config import PASSING, canonical_topic
 from heapline.contract.errors import (
     ConflictError,
@@ -102,7 +102,7 @@ class _Producer:
         name, line = self._name, self._line
         first_seq, answered_below = line.take(count)
         try:
-            command = EnqueueBatch(self._topic, _with_seqs(messages, first_seq), atomic, name, EPOCH, answered_below)
+            command = EnqueueBatch(self._topic, messages, atomic, name, EPOCH, answered_below, first_seq)
             result = await self._until_known(command, context)
         except HeaplineError as error:
             if is_renamed or error.repeated or not _is_taken(error, has_key=False):
@@ -138,15 +138,14 @@ class _Producer:
         first_seq, answered_below = line.take(sum(sizes))
         try:
             messages = message_rows.join(batches)
-            command = EnqueueBatch(self._topic, _with_seqs(messages, first_seq), True, name, EPOCH, answered_below)
+            command = EnqueueBatch(self._topic, messages, True, name, EPOCH, answered_below, first_seq)
             return list(message_rows.cut_result(await self._until_known(command, context), sizes))
         except (RequestError, ConflictError, ResourceExhausted) as error:
             if not error.repeated:
                 return await _gather(self.enqueue(batch, True, context) for batch in batches)
             starts = accumulate(sizes, initial=first_seq)
             commands = [
-                replace(command, messages=_with_seqs(batch, start))
-                for batch, start in zip(batches, starts, strict=False)
+                replace(command, messages=batch, first_seq=start) for batch, start in zip(batches, starts, strict=False)
             ]
             return await _gather(self._until_known(c, context) for c in commands)
         finally:
@@ -193,10 +192,6 @@ class _Producer:
             self._rename()
         again = await self.enqueue(pick(messages, rows), atomic, context, is_renamed=True)
         return message_rows.replace_results(result, rows, again)
-
-
-def _with_seqs(messages: NewMessages, first_seq: int) -> NewMessages:
-    return replace(messages, seqs=pack(range(first_seq, first_seq + len(messages.payloads))))
 
 
 def _without_own_duplicates(messages: NewMessages, result: EnqueuedBatch) -> EnqueuedBatch:
