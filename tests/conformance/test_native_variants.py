@@ -16,11 +16,13 @@ import heapline
 from heapline.client.target import ClientTls
 from heapline.client.transports.native import NativeBroker
 from heapline.clock import SystemClock
-from heapline.contract.broker import Broker, Methods, method
+from heapline.contract.broker import Broker
 from heapline.contract.call import HERE, Context
 from heapline.contract.errors import ConfirmationNeeded
 from heapline.contract.leased_batch import LeasedBatch
 from heapline.contract.message import Message
+from heapline.contract.method import method
+from heapline.contract.methods import Methods
 from heapline.contract.sync_broker import SyncLeasedBatch, SyncMessage
 from heapline.server.auth.dev_certs import make_dev_certs
 from heapline.wire import blocking_connection as blocking

@@ -93,7 +93,7 @@ def test_call_added_by_four_edits_works_on_every_interface(tmp_path: Path) -> No
     append(package / "contract" / "messages.py", COMMAND)
     insert_after(package / "contract" / "messages.py", "from heapline.contract.call import Command, ", "Count, ")
     # 2. its method
-    insert_after(package / "contract" / "broker.py", *METHOD)
+    insert_after(package / "contract" / "methods.py", *METHOD)
     # 3. its handler
     append(package / "engine" / "messages.py", HANDLER)
     insert_after(package / "engine" / "messages.py", "from heapline.contract.call import ", "Count, ")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import heapline
-from heapline.contract.broker import settings
+from heapline.contract.arguments import settings
 from heapline.contract.config import (
     FIXED_FIELDS,
     check_config,

@@ -9,7 +9,7 @@ from pathlib import Path
 import heapline
 
 SOURCE = Path(heapline.__file__).parents[1]
-#: The one left: contract/broker.py types its methods for SyncBroker too, which extends them. Never raise it.
+#: The one left: contract/method.py types methods for SyncBroker too, which extends them. Never raise it.
 TYPE_CHECKING_CYCLES_MAX = 1
 
 MODULES = {

@@ -18,11 +18,12 @@ from typing import Any, Self, TypeVar, Unpack, cast
 
 from msgspec.structs import astuple
 
-from heapline.contract.broker import Broker, Methods
+from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest, Closed
 from heapline.contract.keywords import GroupKeywords
 from heapline.contract.leased_batch import LeasedBatch, LeasedColumns
 from heapline.contract.message import LogFrame, Message
+from heapline.contract.methods import Methods
 from heapline.contract.replays import Mode
 from heapline.contract.stream import GroupEvents, Place, ReplayFilter, StreamBatch, StreamMessage
 

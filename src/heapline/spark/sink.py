@@ -26,7 +26,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from heapline.contract.broker import Broker, MessageId
+from heapline.contract.arguments import MessageId
+from heapline.contract.broker import Broker
 from heapline.contract.check import INSTANT_MAX, INSTANT_MIN
 from heapline.contract.errors import BadRequest, HeaplineError, MessageLeased, MessageNotFound
 from heapline.contract.ids import parse_id
