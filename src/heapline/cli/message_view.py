@@ -20,7 +20,8 @@ from heapline.contract.broker import Broker
 from heapline.contract.errors import HeaplineError
 from heapline.contract.message import Message, MessageInfo, TopicStats
 from heapline.contract.stream import StreamMessage
-from heapline.wire.json_forms import show_payload, to_json
+from heapline.wire.json_forms import to_json
+from heapline.wire.json_values import show_payload
 
 PREVIEW = 100  # characters of a payload in a table
 HEX_BYTES = 16

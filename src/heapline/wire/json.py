@@ -22,17 +22,8 @@ from heapline.contract.errors import BadRequest, DeliveryLost, LeaseLost
 from heapline.contract.groups import LostRows, unpack_offsets
 from heapline.contract.ids import shown_ids
 from heapline.wire.codec import read_answer
-from heapline.wire.json_forms import (
-    PLAIN,
-    ErrorResponse,
-    Form,
-    JsonOptions,
-    error_response,
-    read_error,
-    request_form,
-    result_form,
-    suffix_in,
-)
+from heapline.wire.json_forms import Form, request_form, result_form, suffix_in
+from heapline.wire.json_values import PLAIN, ErrorResponse, JsonOptions, error_response, read_error
 
 __all__ = [
     "NDJSON",

@@ -1,89 +1,78 @@
 """JSON forms of commands and results: twins of the structs, derived from their types, that people can read and write.
 
     columns                     a list of rows
-    id of a message (int)       `message_id`, a ULID, and `id`, digits; JavaScript rounds numbers over 2^53
-    token of a lease            `lease_token`, digits
-    payload                     one of `payload` (base64), `payload_text` and `payload_json`
-    enqueued_ms, deadline_ms    `enqueued_at`, `deadline`, as RFC 3339
-    rows of partitions          {"0": [17, 18]}
-    position in a log           "earliest", "latest", an offset, {"0": 1200}, or a time
     batches of a stream         `rows`, each with its `partition`
-    error                       {"error", "text", "facts"}
+    single values               as json_values.py writes them
 
 A struct without any of these is its own form.
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
 from types import GenericAlias, NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
 import msgspec
-from msgspec import NODEFAULT, UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import NODEFAULT, UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 from heapline.contract.call import Call
-from heapline.contract.columns import Columns, pack, unpack
-from heapline.contract.errors import BadRequest, HeaplineError
-from heapline.contract.fields import INT64_MAX
+from heapline.contract.columns import Columns
+from heapline.contract.errors import BadRequest
 from heapline.contract.groups import (
     PartitionBatch,
     PartitionRows,
     Position,
     StreamRow,
     StreamRows,
-    pack_offsets,
     place_of,
-    position,
-    unpack_offsets,
 )
-from heapline.contract.ids import parse_id, suffix_of, to_ulid
+from heapline.contract.ids import parse_id, to_ulid
 from heapline.contract.leases import Extended, LeaseKeys, Settled
-from heapline.contract.message import EPOCH, DlqFilter, Enqueued, LogEvent, LogFrame, Outgoing, TopicInfo, from_ms
-from heapline.contract.messages import EnqueuedBatch, enqueued, pack_enqueued
+from heapline.contract.message import DlqFilter, LogEvent, LogFrame, Outgoing, TopicInfo
+from heapline.contract.messages import EnqueuedBatch
 from heapline.contract.schedules import ScheduleInfo
 from heapline.contract.stream import GroupInfo
 from heapline.contract.topics import TopicSettings
 from heapline.wire import error_codes
 from heapline.wire.codec import MAY_NAME_FILES, columns_of, rows_of
+from heapline.wire.json_values import (
+    DEADLINES,
+    ENQUEUED_ROWS,
+    IDS,
+    INSTANT_MS,
+    ONE_PAYLOAD,
+    PLAIN,
+    ROWS,
+    AnyId,
+    Base64,
+    Conversion,
+    Digits,
+    ErrorResponse,
+    Json,
+    JsonOptions,
+    PayloadAs,
+    Place,
+    Results,
+    Text,
+    Token,
+    Ulid,
+    error_response,
+    int_keys,
+    log_in,
+    log_out,
+    place_in,
+    raw_json,
+    read_error,
+    read_token,
+    show_payload,
+    text_keys,
+)
 
-PayloadAs = Literal["base64", "text", "json"]
-Ulid = Annotated[
-    str, Meta(max_length=64, description="the message's id, a ULID", examples=["01JGXV0Z000000000000000000"])
-]
-Digits = Annotated[str, Meta(max_length=64, description="the same id as digits of an integer")]
-AnyId = Annotated[str, Meta(max_length=64, description="the message's id, a ULID or digits")]
-Token = Annotated[str, Meta(max_length=64, description="the lease's token, as the pop returned it", examples=["42"])]
-Base64 = Annotated[
-    bytes | UnsetType,
-    Meta(
-        description="any bytes, in base64",
-        examples=["aGVsbG8="],
-        extra={"wanted": "base64 (payload_text and payload_json need no encoding)"},
-    ),
-]
-Text = Annotated[str | UnsetType, Meta(description="text, stored as UTF-8", examples=["hello"])]
-Json = Annotated[Raw | UnsetType, Meta(description="any JSON, stored as it is written", examples=[{"order": 7}])]
-Place = Annotated[
-    str | int | dict[str, int],
-    Meta(
-        description='"earliest", "latest", a time (RFC 3339), an offset of each partition, or {partition: offset}',
-        examples=["earliest", "2030-01-31T12:00:00Z", {"0": 1200}],
-    ),
-]
-Rows = Annotated[
-    dict[str, list[int]],
-    Meta(description="offsets of rows, by the number of their partition", examples=[{"0": [17, 18]}]),
-]
-ONE_PAYLOAD = "give exactly one of payload (base64), payload_text and payload_json"
-_MS = timedelta(milliseconds=1)
-_WIDE = ("i8", "u8")  # numpy types whose numbers JavaScript rounds
 #: Structs whose fields are among those of the command that has them.
 INLINE: dict[Any, tuple[str, ...]] = {TopicSettings: ("POST", "PATCH"), DlqFilter: ("GET",)}
 #: Properties that answers show as well.
@@ -91,45 +80,6 @@ COMPUTED: dict[Any, tuple[tuple[str, Any], ...]] = {
     ScheduleInfo: (("state", str),),
     GroupInfo: (("lag", int),),
 }
-
-
-class JsonOptions(Struct, frozen=True, kw_only=True):
-    """Options of the HTTP interface, which are not fields of a command."""
-
-    payload_as: PayloadAs = "base64"
-    tell_lost: bool = False
-    force: bool = False
-    confirmation: str | None = None
-    id_suffix: int = 0  # of the ULIDs in a request, or of the topic whose result is written; not an option
-
-
-PLAIN = JsonOptions()
-
-
-class ErrorResponse(Struct, frozen=True, kw_only=True):
-    """An error."""
-
-    error: Annotated[str, Meta(description="class of the error", examples=["TopicNotFound"])]
-    text: Annotated[str, Meta(description="what happened, and what to do")]
-    facts: Annotated[dict[str, Any], Meta(description="data of the error", examples=[{"topic": "jobs"}])] = {}
-
-
-def error_response(error: Any) -> ErrorResponse:
-    """Describe an error; ids are digits."""
-    described = error_codes.describe(error)
-    facts = described["facts"]
-    if "lost" in facts:
-        facts = facts | {"lost": list(map(str, facts["lost"]))}
-    return ErrorResponse(error=described["error"], text=error_codes.advise(described, "http"), facts=facts)
-
-
-def read_error(response: ErrorResponse, code: str = "UNKNOWN") -> HeaplineError:
-    """Return the error that was described; `code` is the gRPC name for a class that this version does not know."""
-    facts = response.facts
-    if isinstance(facts.get("lost"), list):
-        facts = facts | {"lost": [int(id) for id in facts["lost"]]}
-    described = {"error": response.error, "facts": facts, "text": response.text}
-    return error_codes.rebuild(described | {"text": error_codes.advise(described, "http", is_back=True)}, code)
 
 
 class Part(NamedTuple):
@@ -177,15 +127,6 @@ def _compile(kind: Any, parts: dict[str, Part], twin: Any, computed: Sequence[st
     return Form(twin, names["write"], names["read"], names["read_with"], parts)
 
 
-class Conversion(NamedTuple):
-    """A type, the type that it has in JSON, and the way there and back."""
-
-    type: Any
-    write: Callable[[Any, JsonOptions], Any]
-    read: Callable[[Any], Any]
-    has_payload: bool = False
-
-
 @cache
 def request_form(kind: type[Call[Any]], method: str, outside: tuple[str, ...], options: tuple[str, ...]) -> Form:
     """Return the form of a command. `outside` are fields in the path; `options` are added to the others."""
@@ -202,7 +143,7 @@ def request_form(kind: type[Call[Any]], method: str, outside: tuple[str, ...], o
 def result_form(kind: Any) -> Form:
     """Return the form of a result."""
     if kind is EnqueuedBatch:  # an answer is an object, not a list
-        write, read = _ENQUEUED_ROWS.write, _ENQUEUED_ROWS.read
+        write, read = ENQUEUED_ROWS.write, ENQUEUED_ROWS.read
         return Form(Results, lambda v, o=PLAIN: Results(write(v, o)), lambda t: read(t.results))
     return _form(kind, False)
 
@@ -288,13 +229,13 @@ def _part(owner: Any, field: Any, is_request: bool) -> Part:
     if name == "id_suffix":
         return _suffix_part(owner)
     if name == "token" and plain is int:
-        return _renamed("lease_token", Conversion(Token, lambda v, _: str(v), _read_token), field)
+        return _renamed("lease_token", Conversion(Token, lambda v, _: str(v), read_token), field)
     if name in ("enqueued_ms", "deadline_ms") and plain is int:
-        return _renamed({"enqueued_ms": "enqueued_at", "deadline_ms": "deadline"}[name], _INSTANT_MS, field)
+        return _renamed({"enqueued_ms": "enqueued_at", "deadline_ms": "deadline"}[name], INSTANT_MS, field)
     if name == "lost" and owner in (Settled, Extended):
-        return _renamed(name, _IDS, field)
+        return _renamed(name, IDS, field)
     if name == "deadline_ms" and owner is Extended:
-        return _renamed("deadlines", _DEADLINES, field)
+        return _renamed("deadlines", DEADLINES, field)
     if name == "batches" and get_args(hint) == (PartitionBatch,):
         return _batches_part()
     if plain is LeaseKeys:
@@ -304,7 +245,7 @@ def _part(owner: Any, field: Any, is_request: bool) -> Part:
     if name == "columns" and owner is LogEvent:
         return _renamed(
             name,
-            Conversion(dict[str, Any], lambda v, _: _log_out(v)["columns"], lambda v: _log_in({"columns": v})),
+            Conversion(dict[str, Any], lambda v, _: log_out(v)["columns"], lambda v: log_in({"columns": v})),
             field,
         )
     conversion = conversion_of(hint, is_request)
@@ -365,33 +306,10 @@ def _payload_part(field: Any, is_request: bool) -> Part:
             return payload
         if text is not UNSET:
             return text.encode()
-        return _raw_json(raw) if count else _absent(field)
+        return raw_json(raw) if count else _absent(field)
 
     fields: list[Any] = [("payload", Base64, UNSET), ("payload_text", Text, UNSET), ("payload_json", Json, UNSET)]
     return Part(fields, write, read, has_payload=True)
-
-
-def _raw_json(raw: Any) -> bytes:
-    content = bytes(raw)
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        raise BadRequest("payload_json is not UTF-8") from None
-    return content
-
-
-def show_payload(payload: bytes, payload_as: PayloadAs) -> dict[str, Any]:
-    """Return a payload as the caller wants to see it, or in base64 if it is not text or JSON."""
-    if payload_as == "base64":
-        return {"payload": payload}
-    try:
-        text = payload.decode()
-        if payload_as == "text":
-            return {"payload_text": text}
-        msgspec.json.decode(payload)
-    except (ValueError, RecursionError):
-        return {"payload": payload}
-    return {"payload_json": Raw(payload)}
 
 
 def _id_part(is_request: bool) -> Part:
@@ -417,12 +335,6 @@ def suffix_in(twin: Any) -> int:
     lists = (getattr(twin, name, None) for name in ("messages", "rows", "leases"))
     first = getattr(next((rows[0] for rows in lists if rows and isinstance(rows, list)), twin), "message_id", None)
     return (parse_id(first)[1] or 0) if isinstance(first, str) else 0
-
-
-def _read_token(text: str) -> int:
-    if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= INT64_MAX:
-        return int(text)
-    raise BadRequest(f"lease_token must be the one that a pop returned with the message, got {text[:40]!r}")
 
 
 def _leases_part() -> Part:
@@ -494,14 +406,14 @@ def conversion_of(hint: Any, is_request: bool) -> Conversion | None:
     plain = _plain(hint)
     origin, arguments = get_origin(plain), get_args(plain)
     if plain is Position:
-        return Conversion(Place, lambda v, _: _text_keys(place_of(v)), _place_in)
+        return Conversion(Place, lambda v, _: text_keys(place_of(v)), place_in)
     if plain is EnqueuedBatch:
-        return _ENQUEUED_ROWS
+        return ENQUEUED_ROWS
     if origin in (list, Sequence):
-        return _ROWS if arguments[0] is PartitionRows else _list_conversion(arguments[0], is_request)
+        return ROWS if arguments[0] is PartitionRows else _list_conversion(arguments[0], is_request)
     if origin is dict and is_request and arguments[0] is int:
         kind = GenericAlias(dict, (str, arguments[1]))
-        return Conversion(kind, lambda v, _: _text_keys(v), _int_keys)
+        return Conversion(kind, lambda v, _: text_keys(v), int_keys)
     if isinstance(plain, type) and issubclass(plain, Exception):
         return Conversion(ErrorResponse, lambda v, _: error_response(v), read_error)
     if isinstance(plain, type) and issubclass(plain, Columns):
@@ -533,106 +445,3 @@ def _columns_conversion(kind: Any, is_request: bool) -> Conversion:
         lambda v: columns_of(kind, [form.read(row) for row in v]),
         form.has_payload,
     )
-
-
-class EnqueuedRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The id of one message of a batch, or its error if the batch is not atomic."""
-
-    message_id: Ulid | None = None
-    id: Digits | None = None
-    duplicate: bool = False
-    error: ErrorResponse | None = None
-
-
-class Results(Struct, frozen=True):
-    """One result per message, in the order of the request."""
-
-    results: list[EnqueuedRow]
-
-
-def _enqueued_out(row: Enqueued) -> EnqueuedRow:
-    if row.error is not None:
-        return EnqueuedRow(error=error_response(row.error))
-    return EnqueuedRow(message_id=row.message_id, id=str(row.id), duplicate=row.duplicate)
-
-
-def _enqueued_in(row: EnqueuedRow) -> Enqueued:
-    if row.error is not None:
-        return Enqueued(0, error=read_error(row.error))
-    return Enqueued(int(row.id or 0), row.duplicate)
-
-
-_ENQUEUED_ROWS = Conversion(
-    list[EnqueuedRow],
-    lambda v, _: [_enqueued_out(row) for row in enqueued(v)],
-    lambda v: pack_enqueued(
-        [_enqueued_in(row) for row in v], next((suffix_of(r.message_id) for r in v if r.message_id), 0)
-    ),
-)
-_ROWS = Conversion(Rows, lambda v, _: _text_keys(unpack_offsets(v)), lambda v: pack_offsets(_int_keys(v)))
-_IDS = Conversion(list[Digits], lambda v, _: list(map(str, v)), lambda v: list(map(int, v)))
-_INSTANT_MS = Conversion(datetime, lambda ms, _: from_ms(ms), lambda instant: (instant - EPOCH) // _MS)
-_DEADLINES = Conversion(
-    list[datetime | None],
-    lambda packed, _: [None if ms < 0 else from_ms(ms) for ms in unpack(packed)],
-    lambda found: pack([-1 if instant is None else (instant - EPOCH) // _MS for instant in found]),
-)
-
-
-def _text_keys(found: Any) -> Any:
-    """Return a mapping by partition as JSON has it; other values as they are."""
-    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else found
-
-
-def _int_keys(found: dict[str, Any]) -> dict[int, Any]:
-    for key in found:
-        if not (key.isascii() and key.isdigit() and len(key) <= 19):
-            raise BadRequest(f"a partition must be a number, got {key[:20]!r}")
-    return {int(key): value for key, value in found.items()}
-
-
-def _place_in(place: Any) -> Position:
-    if isinstance(place, dict):
-        return position("a position", _int_keys(place))
-    if isinstance(place, str) and place not in ("earliest", "latest"):
-        try:
-            return Position(at=msgspec.convert(place, datetime))
-        except msgspec.ValidationError:
-            pass
-        if place.isascii() and place.isdigit() and len(place) <= 19:  # in a query
-            place = int(place)
-    return position("a position", place)
-
-
-# -- columns of the log ------------------------------------------------------------------------------------------------
-
-
-def _log_out(value: Any) -> Any:
-    """Mark what JSON lacks: arrays, bytes, and columns inside columns. Wide numbers are digits."""
-    if hasattr(value, "dtype"):
-        if not value.shape:
-            return value.item()
-        dtype, values = value.dtype.str[1:], value.tolist()
-        return {"dtype": dtype, "values": list(map(str, values)) if dtype in _WIDE else values}
-    if isinstance(value, dict):
-        return {"columns": {name: _log_out(inner) for name, inner in value.items()}}
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    if isinstance(value, list | tuple):
-        return [_log_out(inner) for inner in value]
-    return msgspec.to_builtins(value)
-
-
-def _log_in(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_log_in(inner) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    if "dtype" in value:
-        import numpy as np
-
-        values = map(int, value["values"]) if value["dtype"] in _WIDE else value["values"]
-        return np.array(list(values), dtype=value["dtype"])
-    if "columns" in value:
-        return {name: _log_in(inner) for name, inner in value["columns"].items()}
-    return base64.b64decode(value["base64"])
