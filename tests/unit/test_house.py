@@ -305,6 +305,30 @@ def test_no_file_names_this_machine_or_a_registry() -> None:
     assert found == set()
 
 
+SHARED_LINES_MAX = 12
+SOURCES = sorted((ROOT / "src" / "heapline").rglob("*.py"))
+
+
+def test_no_two_places_share_more_than_twelve_lines() -> None:
+    seen: dict[tuple[str, ...], str] = {}
+    found = []
+    for path in SOURCES:
+        lines = [(n, line.strip()) for n, line in enumerate(path.read_text("utf-8").splitlines(), 1) if line.strip()]
+        for i in range(len(lines) - SHARED_LINES_MAX):
+            run = tuple(line for _, line in lines[i : i + SHARED_LINES_MAX + 1])
+            here = f"{path.relative_to(ROOT)}:{lines[i][0]}"
+            if (first := seen.setdefault(run, here)) != here:
+                found.append(f"{first} and {here}")
+    assert found == []
+
+
+def test_texts_have_no_words_that_a_native_speaker_would_not_write() -> None:
+    words = re.compile(r"\b(?:whoever|nobody|somebody|anew|is told|was told|are told)\b", re.IGNORECASE)
+    paths = [*SOURCES, *sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    texts = {path: path.read_text("utf-8").replace('"nobody"', "") for path in paths}  # an address in an example
+    assert [(path.name, word) for path, text in texts.items() for word in words.findall(text)] == []
+
+
 def test_no_lock_file_is_tracked() -> None:
     assert [path.name for path in kept_files() if re.fullmatch(r"(uv|poetry|pdm)\.lock|Pipfile\.lock", path.name)] == []
 
