@@ -422,6 +422,32 @@ async def test_slot_with_a_lease_is_never_truncated(database: Database) -> None:
     assert await used_slots(database, "lease", 8) == []
 
 
+async def test_large_payloads_move_in_small_steps(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot is locked while rows of it are moved, and pops wait for it meanwhile."""
+    monkeypatch.setattr(rings, "MOVED_BYTES", 1 << 20)
+    broker = await database.open()
+    await broker.create_topic("jobs")
+    batch = [Outgoing(random.Random(n).randbytes(100_000), priority=n) for n in range(40)]
+    ring = await ring_of(broker, 4 << 20)
+    await broker.enqueue_batch("jobs", batch)
+    await ring.turn()
+    assert await database.admin.fetchval("SELECT last_value FROM ready_turn") == 0, "4 MB of payloads count for a 64th"
+    await ring_turned_at(ring, 60 << 10)
+    assert await database.admin.fetchval("SELECT last_value FROM ready_turn") == 1
+    assert await used_slots(database, "ready", READY_SLOTS) == [0], "too many bytes to move them to the open slot"
+    layout = await shard_of(broker).run(shard_of(broker).read_layout)
+    for moved in (11, 22, 33, 40):
+        await ring._move_some("ready", 0, layout)
+        assert await database.admin.fetchval(f"SELECT count(*) FROM ready_{READY_SLOTS}") == moved
+    assert await used_slots(database, "ready", READY_SLOTS) == []
+    assert [m.payload for m in await broker.pop("jobs", 100, max_bytes=1 << 30)] == [m.payload for m in batch]
+
+
+async def ring_turned_at(ring: Any, slot_bytes: int) -> None:
+    ring._slot_bytes = slot_bytes
+    await ring.turn()
+
+
 async def test_long_lease_in_each_slot_does_not_keep_the_lease_ring_from_turning(database: Database) -> None:
     broker = await database.open()
     ring = await ring_of(broker, 8192)

@@ -41,6 +41,8 @@ FULL_RINGS = ("ready", "cold", "lease", "counts", "sequences")  # those that tur
 VAIN_MAX = 3  # empty slots of `ready` that pops may look into
 SURVIVORS_MAX = 4000  # rows of a closed slot of `ready` that are moved to the open one; more of them stay
 MOVED_MAX = 2000  # rows that are moved to a cold slot in one transaction, which locks their slot
+MOVED_BYTES = 4 << 20  # of payloads that are moved in one transaction; one message may have more
+LEASE_COLUMNS = f"{COLUMNS}, token, holder, request, until, started"
 
 
 class Rings:
@@ -72,7 +74,8 @@ class Rings:
         """Do what is due now. Return whether rows of a slot with many were moved, so that more may be due."""
         async with self._shard.connection() as connection:
             row = await connection.fetchrow(
-                statement("look"), [table for ring in FULL_RINGS for table in _tables(ring)]
+                statement("look", sizes=statement("slot_sizes")),
+                [table for ring in FULL_RINGS for table in _tables(ring)],
             )
         layout = Layout(*(row[name] for name in Layout._fields))
         sizes: dict[str, list[int]] = {}
@@ -132,11 +135,12 @@ class Rings:
             target = LONG_LEASES if ring == "lease" else layout.open_cold
             if layout.open(ring) == slot or target is None:
                 return  # another node was faster
-            name, table = ("move_leases", "lease") if ring == "lease" else ("move_rows", "ready")
+            table, columns = ("lease", LEASE_COLUMNS) if ring == "lease" else ("ready", COLUMNS)
             await connection.execute(statement("short_lock_timeout"))
             await connection.execute(statement("lock_slot", table=source))
-            move = statement(name, source=source, target=f"{table}_{target}", slot=str(target), columns=COLUMNS)
-            if await connection.fetchval(move, MOVED_MAX) < MOVED_MAX:
+            move = statement("move_rows", source=source, target=f"{table}_{target}", slot=str(target), columns=columns)
+            await connection.execute(move, MOVED_MAX, MOVED_BYTES)
+            if not await connection.fetchval(statement("count_slot", table=source), 1):
                 await connection.execute(statement("truncate_slot", table=source))
 
         async def open_cold(connection: asyncpg.Connection) -> None:
@@ -172,13 +176,13 @@ class Rings:
     async def _reclaim(self, ring: str, slot: int) -> None:
         """Truncate a closed slot if it has few rows (`ready`, which are moved) or none (`lease`)."""
         table, most = table_of(ring, slot), 0 if ring == "lease" else SURVIVORS_MAX
-        count = statement("count_slot", table=table)
+        count, size = statement("count_slot", table=table), statement("slot_bytes", table=table)
 
         async def work(connection: asyncpg.Connection) -> None:
             layout = await self._shard.read_layout(connection)
             if layout.open(ring) == slot:
                 return
-            if await connection.fetchval(count, most + 1) > most:
+            if await connection.fetchval(count, most + 1) > most or await connection.fetchval(size, most) > MOVED_BYTES:
                 self._tried[table] = time.monotonic()
                 return
             self._tried.pop(table, None)

@@ -60,10 +60,13 @@ SELECT clock_ms() AS now, (SELECT last_value FROM ready_turn) AS ready_turn,
        (SELECT last_value FROM lease_turn) AS lease_turn, (SELECT last_value FROM ready_live) AS ready_live,
        (SELECT last_value FROM cold_turn) AS cold_turn, (SELECT last_value FROM counts_turn) AS counts_turn,
        (SELECT last_value FROM sequences_turn) AS sequences_turn, (SELECT count(*) FROM topics) AS topics,
-       ARRAY(SELECT pg_relation_size(name::regclass) FROM unnest($1::text[]) WITH ORDINALITY AS t(name, n) ORDER BY n) AS sizes;
+       ARRAY({sizes}) AS sizes;
 
 -- name: slot_sizes
-SELECT pg_relation_size(name::regclass) AS bytes FROM unnest($1::text[]) WITH ORDINALITY AS t(name, n) ORDER BY n;
+-- Large payloads are in the table behind the slot, and cost little until they are read: they count for a 64th.
+SELECT pg_relation_size(c.oid)
+       + CASE c.reltoastrelid WHEN 0 THEN 0 ELSE pg_relation_size(c.reltoastrelid) / 64 END AS bytes
+FROM unnest($1::text[]) WITH ORDINALITY AS t(name, n) JOIN pg_class AS c ON c.oid = name::regclass ORDER BY n;
 
 -- name: turn_ring
 SELECT setval($1::text::regclass, $2);
@@ -80,22 +83,19 @@ SELECT count(*) FROM (SELECT FROM {table} LIMIT $1) AS rows;
 -- name: move_survivors
 INSERT INTO {target} (slot, {columns}) SELECT {slot}, {columns} FROM {source} WHERE topic IN (SELECT t.id FROM topics AS t);
 
--- name: move_rows
-WITH moved AS (
-    DELETE FROM {source} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {source} LIMIT $1)) RETURNING *
-), kept AS (
-    INSERT INTO {target} (slot, {columns}) SELECT {slot}, {columns} FROM moved
-)
-SELECT count(*) FROM moved;
+-- name: slot_bytes
+SELECT coalesce(sum(octet_length(payload)), 0)::bigint FROM (SELECT payload FROM {table} LIMIT $1) AS rows;
 
--- name: move_leases
+-- name: move_rows
+-- At most $1 rows, until they have $2 bytes.
 WITH moved AS (
-    DELETE FROM {source} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {source} LIMIT $1)) RETURNING *
-), kept AS (
-    INSERT INTO {target} (slot, {columns}, token, holder, request, until, started)
-    SELECT {slot}, {columns}, token, holder, request, until, started FROM moved
+    DELETE FROM {source} WHERE ctid = ANY (ARRAY(
+        SELECT place FROM (
+            SELECT place, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS before
+            FROM (SELECT ctid AS place, octet_length(payload) AS size FROM {source} LIMIT $1) AS first
+        ) AS sums WHERE before < $2)) RETURNING *
 )
-SELECT count(*) FROM moved;
+INSERT INTO {target} (slot, {columns}) SELECT {slot}, {columns} FROM moved;
 
 -- name: fold_counts
 INSERT INTO {target} (slot, topic, ready, delayed, leased, dead)
