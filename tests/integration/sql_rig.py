@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+from collections.abc import AsyncIterator
 from typing import Any
 
 import heapline.sql
@@ -57,6 +59,22 @@ async def crash(broker: Any) -> None:
         node._wal.close()
     if node.redis is not None:
         await node.redis.close()
+
+
+@contextlib.asynccontextmanager
+async def no_flush(broker: Any, admin: Any) -> AsyncIterator[None]:
+    """Hold the lock that a flush of the node needs."""
+    ((_, flusher),) = broker.node.flushers()
+    await admin.execute(f"SELECT pg_advisory_lock({flusher._lock})")
+    try:
+        yield
+    finally:
+        await admin.execute(f"SELECT pg_advisory_unlock({flusher._lock})")
+
+
+async def stored(admin: Any, topic: str) -> int:
+    found: int = await admin.fetchval("SELECT count(*) FROM items WHERE topic = $1", topic)
+    return found
 
 
 async def take_all(broker: Any, topic: str) -> list[bytes]:

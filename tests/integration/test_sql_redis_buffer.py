@@ -12,7 +12,7 @@ import pytest
 import heapline
 from heapline import Outgoing
 from heapline.contract.errors import JournalCorrupt, UnknownFormat
-from tests.integration.sql_rig import crash, fresh_topic, open_node, rig_schema, take_all
+from tests.integration.sql_rig import crash, fresh_topic, no_flush, open_node, rig_schema, stored, take_all
 from tests.postgres import fresh_schema, shared_url
 from tests.unit.engine.rig import until
 from tests.valkey import Valkey
@@ -56,22 +56,6 @@ async def node(valkey: Valkey, **config: Any) -> AsyncIterator[Any]:
 
 def flusher_of(broker: Any) -> RedisFlusher:
     found: RedisFlusher = broker.node.redis_flushers[0]
-    return found
-
-
-@contextlib.asynccontextmanager
-async def no_flush(broker: Any, admin: Any) -> AsyncIterator[None]:
-    """Hold the lock that a flush needs."""
-    lock = flusher_of(broker)._lock
-    await admin.execute(f"SELECT pg_advisory_lock({lock})")
-    try:
-        yield
-    finally:
-        await admin.execute(f"SELECT pg_advisory_unlock({lock})")
-
-
-async def stored(admin: Any, topic: str) -> int:
-    found: int = await admin.fetchval("SELECT count(*) FROM items WHERE topic = $1", topic)
     return found
 
 
@@ -162,29 +146,6 @@ async def test_unit_whose_removal_failed_is_stored_once(
         while await length(second):  # noqa: ASYNC110 - nothing tells when
             await asyncio.sleep(0.02)
         assert sorted(await take_all(second, topic)) == [b"0", b"1", b"2", b"3", b"4"]
-
-
-async def test_commit_whose_answer_is_lost_is_not_repeated(valkey: Valkey, topic: str) -> None:
-    async with node(valkey) as hl:
-        await hl.create_topic(topic, k=10)
-        shard, lost = hl.node.shards[0], 0
-        transact = shard.transact
-
-        async def lose_answer(begin: str, work: Any) -> Any:
-            nonlocal lost
-            result = await transact(begin, work)
-            if isinstance(result, redis_buffer.Turn) and result.new and lost < 3:
-                lost += 1
-                raise heapline.UnavailableError("the connection broke after the commit")
-            return result
-
-        shard.transact = lose_answer
-        for n in range(5):
-            await hl.enqueue(topic, b"%d" % n)
-            with contextlib.suppress(heapline.UnavailableError):
-                await flusher_of(hl).flush(topic)
-        assert lost == 3
-        assert sorted(await take_all(hl, topic)) == [b"0", b"1", b"2", b"3", b"4"]
 
 
 async def test_ids_of_units_are_forgotten_once_redis_cannot_have_them(
@@ -297,37 +258,6 @@ async def test_call_that_waits_for_a_flush_fails_when_redis_goes_down(
         monkeypatch.setattr(flusher, "_round", flush_round)
         await until(lambda: hl.node.redis.is_up)
         assert await take_all(hl, topic) == [b"x"]
-
-
-async def test_calls_see_what_this_node_has_acknowledged(valkey: Valkey, topic: str) -> None:
-    async with node(valkey) as hl:
-        await hl.create_topic(topic, k=10)
-        (sent,) = await hl.enqueue_batch(topic, [Outgoing(b"x")])
-        assert (await hl.get(topic, sent.id)).payload == b"x"
-        await hl.enqueue(topic, b"y")
-        assert len(await hl.peek(topic)) == 2
-        await hl.enqueue(topic, b"z")
-        assert (await hl.stats(topic)).ready == 3
-        last = await hl.enqueue(topic, b"cancelled")
-        await hl.cancel(topic, last.id)
-        await hl.enqueue(topic, b"purged")
-        assert await hl.purge(topic) == 4
-        await hl.enqueue(topic, b"kept")
-        await hl.update_topic(topic, k=1)
-        assert [m.payload for m in await hl.pop(topic, 10)] == [b"kept"]
-
-
-async def test_keys_sequences_strict_order_and_limits_bypass_redis(valkey: Valkey, admin: Any, topic: str) -> None:
-    async with node(valkey) as hl:
-        await hl.create_topic(topic, k=10)
-        await hl.create_topic(topic + "-strict")
-        await hl.create_topic(topic + "-limited", k=10, max_backlog=1)
-        async with no_flush(hl, admin):
-            await hl.enqueue(topic, b"x", idempotency_key="once")
-            await hl.enqueue(topic + "-strict", b"x")
-            await hl.enqueue(topic + "-limited", b"x")
-            assert await length(hl) == 0
-            assert await stored(admin, topic) == 1
 
 
 async def test_flush_waits_for_messages_acknowledged_after_many_units(
