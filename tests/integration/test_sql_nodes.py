@@ -584,6 +584,32 @@ async def live_slots(database: Database) -> set[int]:
     return {slot for slot in range(POP_SLOTS) if bits >> slot & 1}
 
 
+async def test_idle_node_finds_messages_that_a_failover_brought_back(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connections broke without an error: no statement was running."""
+    monkeypatch.setattr(rings, "SURVIVORS_MAX", 9)
+    broker = await database.open()
+    ring = await ring_of(broker, 8192)
+    await shard_of(broker).circuit.close()
+    await broker.create_topic("jobs")
+    await broker.enqueue_batch("jobs", [Outgoing(b"x" * 100, priority=n) for n in range(200)])
+    await ring.turn()
+    taken = await broker.pop("jobs", 100)
+    await broker.ack(taken)
+    assert await used_slots(database, "ready", READY_SLOTS) == [0]
+    row = "SELECT 0, topic, $1, $2, 0, $2, 0, payload FROM ready_0 LIMIT 1"
+    columns = "slot, topic, id, key, due, priority, attempts, payload"
+    await database.admin.execute(f"INSERT INTO ready_0 ({columns}) {row}", taken[0].id, taken[0].priority)
+    others = "application_name = 'heapline' AND pid <> pg_backend_pid()"
+    await database.admin.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+    pool = shard_of(broker)._pool
+    async with asyncio.timeout(10):
+        while pool.get_size():  # noqa: ASYNC110 - nothing tells when
+            await asyncio.sleep(0.01)
+    assert [m.id for m in await broker.pop("jobs")] == [taken[0].id]
+
+
 async def test_messages_are_only_in_slots_that_pops_read(database: Database) -> None:
     broker = await database.open()
     ring = await ring_of(broker, 8192)

@@ -125,7 +125,7 @@ class Floors:
     """For each topic and closed slot of `ready`, a place up to which the slot has no messages of the topic.
 
     Raised by what a committed claim took: everything better, wherever it was, has been taken too. Forgotten when a slot
-    is opened again, and when the connection was lost: a failover may bring rows back.
+    is opened again, and when a connection is lost or opened: a failover may bring rows back.
     """
 
     def __init__(self) -> None:

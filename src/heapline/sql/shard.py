@@ -207,9 +207,17 @@ class Shard:
             max_size=self._config.connections,
             command_timeout=self._config.command_timeout,
             statement_cache_size=500,
+            init=self._connected,
             reset=_keep_session,
             server_settings=self._server_settings,
         )
+
+    async def _connected(self, connection: asyncpg.Connection) -> None:
+        """Forget what was known: the connection may be to a server that is not as far as the last one.
+
+        The pool replaces idle connections that broke without an error.
+        """
+        self.floors.clear()
 
     async def find_others(self, connection: asyncpg.Connection) -> None:
         """Notice whether other nodes use this shard."""
