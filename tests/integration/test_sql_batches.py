@@ -53,6 +53,25 @@ async def test_batch_over_shards_becomes_visible_everywhere_or_nowhere(database:
         assert not (await hl.enqueue(two, b"b", idempotency_key="dropped")).duplicate
 
 
+async def test_names_that_postgres_cannot_store_are_refused() -> None:
+    async with heapline.sql.open([shared_url()], schema=fresh_schema()) as hl:
+        await hl.create_topic("jobs")
+        share = {"jobs": [Outgoing(b"x")]}
+        calls = [
+            hl.prepare_batch("a\0b", "1", share),
+            hl.prepare_batch("b", "a\0b", share),
+            hl.prepare_batch("b", "1", share, sink="a\0b", version=1),
+            hl.commit_batch("b", ["a\0b"]),
+            hl.commit_batch("b", ["1"], sink="a\0b", version=1),
+            hl.abort_batch("a\0b"),
+            hl.forget_sink("a\0b"),
+        ]
+        for call in calls:
+            with pytest.raises(heapline.BadRequest, match="NUL"):
+                await call
+        assert await hl.list_batches() == []
+
+
 async def test_decided_batch_is_completed_when_its_shard_returns(database: str) -> None:
     one, two = topics_by_shard(2)
     schema = fresh_schema()

@@ -445,6 +445,8 @@ class Shard:
                 f"shard {self.index} is unavailable ({_first_line(error)}); the outcome of a write is unknown: "
                 "retry with the same idempotency key",
             ) from error
+        except asyncpg.CharacterNotInRepertoireError as error:
+            raise BadRequest("PostgreSQL cannot store the character NUL in a name; use another name") from error
 
 
 def _first_line(error: BaseException | None) -> str:
