@@ -66,6 +66,10 @@ def slot_of(token: int) -> int:
 
 def by_slot(ids: Iterable[int], tokens: Iterable[int]) -> dict[int, tuple[list[int], list[int]]]:
     """Return ids and tokens by slot."""
+    ids, tokens = list(ids), list(tokens)
+    slots = {slot_of(token) for token in set(tokens)}
+    if len(slots) == 1:  # as after one pop
+        return {slots.pop(): (ids, tokens)}
     found: dict[int, tuple[list[int], list[int]]] = {}
     for id, token in zip(ids, tokens, strict=True):
         share = found.setdefault(slot_of(token), ([], []))

@@ -18,6 +18,7 @@ from heapline.core.order import Ordering
 
 BATCH_BYTES_MAX = 15 << 20  # of an atomic batch: it is one statement
 ROW_BYTES = 200  # upper bound of what a row adds to its payload, key and headers
+PLAIN = ("payloads", "priorities")
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -66,9 +67,12 @@ def rows_of_batch(batch: NewMessages) -> list[NewRow]:
     def numbers(column: memoryview | None, form: str, none: Any) -> list[Any]:
         return [none] * count if column is None else unpack(column, form)
 
+    priorities = numbers(batch.priorities, "q", 0)
+    if is_plain(batch):
+        return [NewRow(*row) for row in zip(batch.payloads, priorities, strict=True)]
     columns = zip(
         batch.payloads,
-        numbers(batch.priorities, "q", 0),
+        priorities,
         batch.keys or [None] * count,
         (0 if d != d else seconds_to_ms(d) for d in numbers(batch.delays, "d", 0.0)),
         numbers(batch.deliver_at_ms, "q", 0),
@@ -82,6 +86,12 @@ def rows_of_batch(batch: NewMessages) -> list[NewRow]:
         strict=True,
     )
     return [NewRow(*row) for row in columns]
+
+
+def is_plain(batch: NewMessages) -> bool:
+    """Whether the messages have nothing but payloads and priorities."""
+    given = (getattr(batch, name) is not None for name in batch.__struct_fields__ if name not in PLAIN)
+    return not any(given)
 
 
 def _ttl_ms(seconds: float | None) -> int | None:
