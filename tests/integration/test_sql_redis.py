@@ -15,7 +15,7 @@ from tests.unit.engine.rig import until
 from tests.valkey import Valkey, fresh_redis
 
 pytest.importorskip("asyncpg")
-from heapline.sql.redis import DEPLOYMENT_KEY, Redis, RedisDown
+from heapline.sql.redis import CONNECTIONS_MAX, DEPLOYMENT_KEY, Redis, RedisDown
 
 
 @pytest.fixture
@@ -68,6 +68,11 @@ async def test_cancellation_ends_a_loop_of_commands_at_each_step(connection: Red
             task.cancel()
         assert not running, f"cancelled after {steps} steps of the event loop, it did not end"
         assert task.cancelled()
+
+
+async def test_more_commands_than_connections_wait_for_one(connection: Redis) -> None:
+    assert all(await asyncio.gather(*(ping(connection) for _ in range(4 * CONNECTIONS_MAX))))
+    assert (connection.is_up, connection.failures_total) == (True, 0)
 
 
 async def test_database_of_another_deployment_is_not_used(connection: Redis, valkey: Valkey) -> None:

@@ -86,12 +86,13 @@ class Redis:
                 socket_connect_timeout=COMMAND_SECONDS,
                 socket_timeout=None,
                 retry=Retry(NoBackoff(), 0),
-                max_connections=CONNECTIONS_MAX,
+                max_connections=CONNECTIONS_MAX + 1,  # one for the probe
                 protocol=2,
                 client_name="heapline",
             )
         except (ValueError, RedisError) as error:
             raise BadRequest(f"redis must be a URL such as redis://host:6379/0 ({error})") from None
+        self._free = asyncio.Semaphore(CONNECTIONS_MAX)  # beyond that, the client library raises
         self.is_up = False
         self.failures_total = 0  # how often the circuit opened
         self._deployment = ""
@@ -115,7 +116,7 @@ class Redis:
         if not self.is_up:
             raise RedisDown("redis is down")
         try:
-            async with asyncio.timeout(COMMAND_SECONDS):
+            async with asyncio.timeout(COMMAND_SECONDS), self._free:
                 return await work(self._client)
         except OutOfMemoryError as error:
             raise RedisDown("redis is full; nothing was stored") from error
