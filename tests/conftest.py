@@ -38,7 +38,12 @@ settings.register_profile(
 settings.load_profile("check")
 
 #: Tests that go to one process of a parallel run (`--dist loadgroup`), because starting what they need takes longest.
-TOGETHER = ("tests/spark/", "tests/integration/test_wheel_install.py", "tests/acceptance/test_docs.py")
+TOGETHER = (
+    "tests/spark/",
+    "tests/browser/",
+    "tests/integration/test_wheel_install.py",
+    "tests/acceptance/test_docs.py",
+)
 
 
 EXIT_SECONDS = 180  # for a process to end after its last test

@@ -8,6 +8,7 @@ import errno
 import gc
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,8 +42,11 @@ def serve(
     host: Annotated[str | None, "Address to listen on. Default: 127.0.0.1."] = None,
     port: Annotated[int | None, "Port for Heapline's own protocol. Default: 7400."] = None,
     grpc_port: Annotated[int | None, "Port for gRPC. Default: 7410."] = None,
-    http_port: Annotated[int | None, "Port for HTTP: /v1, /metrics, /healthz, /docs. Default: 7480."] = None,
+    http_port: Annotated[int | None, "Port for HTTP: /ui, /v1, /metrics, /healthz, /docs. Default: 7480."] = None,
+    http_prefix: Annotated[str | None, "Path under which a proxy serves HTTP, such as /queue. Default: none."] = None,
     unix_socket: Annotated[Path | None, "Also listen on this Unix socket, which only this user can open."] = None,
+    dashboard: Annotated[bool | None, "Serve the dashboard under /ui/. Default: yes."] = None,
+    read_only: Annotated[bool | None, "The dashboard changes nothing. Other interfaces are not affected."] = None,
     log_format: Annotated[str | None, "text or json. Default: text on a terminal, otherwise json."] = None,
     tls_certificate: Annotated[Path | None, "PEM file with the certificate: use TLS on all ports."] = None,
     tls_key: Annotated[Path | None, "PEM file with the private key, mode 0600."] = None,
@@ -64,6 +68,7 @@ def serve(
     given["postgres"] = postgres or None
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C library writes to stderr, past every log
     try:
+        from heapline.dashboard.app import Dashboard
         from heapline.server.server import make_guard
         from heapline.server.server import serve as run
         from heapline.server.settings import read_settings
@@ -77,20 +82,21 @@ def serve(
     _check_port(settings.host, settings.grpc_port, "--grpc-port")
     _check_port(settings.host, settings.http_port, "--http-port")
     configure(settings.log_format)
+    pages = Dashboard if settings.dashboard else None
     if settings.broker_type == "sql" and not settings.insecure_everybody:
-        run_fast(_serve_shared(settings, make_broker(settings)))
+        run_fast(_serve_shared(settings, make_broker(settings), pages))
     else:
-        run_fast(run(settings, make_guard(settings), make_broker(settings), _ready))
+        run_fast(run(settings, make_guard(settings), make_broker(settings), _ready, pages))
 
 
-async def _serve_shared(settings: Any, broker: Any) -> None:
+async def _serve_shared(settings: Any, broker: Any, pages: Any) -> None:
     """Serve a broker that keeps keys and users for all nodes."""
     from heapline.server.auth.guard import shared_guard
     from heapline.server.server import serve as run
 
     async with broker, broker.document("auth") as document:
         guard = await asyncio.to_thread(shared_guard, document, settings.data, settings.token_ms)
-        await run(settings, guard, contextlib.nullcontext(broker), _ready)
+        await run(settings, guard, contextlib.nullcontext(broker), _ready, pages)
 
 
 def make_broker(settings: Any, clock: Any = None) -> Any:
@@ -170,6 +176,8 @@ def _print_addresses(server: Any) -> None:
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.http_port}"
     ports = f"gRPC on port {server.grpc_port}, HTTP on port {server.http_port}"
     typer.echo(f"serving: Heapline on port {server.port}, {ports}")
+    if server.dashboard is not None:
+        typer.echo(f"  pages: {_pages_url(server, url)}")
     if settings.insecure_everybody:
         typer.echo(f"  try:   curl {url}/v1/heaps   (no authentication: every client is administrator)")
     else:
@@ -181,6 +189,21 @@ def _print_addresses(server: Any) -> None:
         else:
             typer.echo("  key:   admin.key in the directory of the node that started first")
     typer.echo(f"  read:  {url}/docs, {url}/metrics; stop with Ctrl-C")
+
+
+def _pages_url(server: Any, url: str) -> str:
+    """Return where the dashboard is; on a terminal as a link that logs the person in, once."""
+    start = f"{url}{server.settings.http_prefix}/ui/"
+    path = server.settings.data / "admin.key"
+    if server.settings.insecure_everybody or not sys.stdout.isatty() or not path.exists():
+        return start
+    from heapline.server.auth.store import key_id_of
+
+    principal = server.gate.guard.principal(f"key:{key_id_of(path.read_bytes())}")
+    if principal is None:  # the first key was revoked
+        return start
+    token = server.sessions.mint_link(principal).token.reveal()
+    return f"{start}login/{token}   (logs in once, within 10 minutes; `heapline dashboard` opens another)"
 
 
 def run_fast(work: Any) -> Any:

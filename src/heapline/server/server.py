@@ -33,7 +33,7 @@ from heapline.server.auth.tls import TlsFiles, grpc_credentials, reloading_conte
 from heapline.server.dispatcher import Dispatcher, Handler
 from heapline.server.gate import Gate, Observer, Request
 from heapline.server.protocols.grpc import GrpcHandlers
-from heapline.server.protocols.http import HttpApp
+from heapline.server.protocols.http import HttpApp, Mounted
 from heapline.server.protocols.http_server import HttpServer
 from heapline.server.protocols.mqueue import MQueue
 from heapline.server.protocols.native import NativeServer
@@ -62,10 +62,18 @@ class LocalBroker(Protocol):
 
 
 class Server:
-    """One process's server: `async with Server(broker, guard, settings)`. The caller opens the broker."""
+    """One process's server: `async with Server(broker, guard, settings)`. The caller opens the broker.
+
+    `dashboard` makes what answers below /ui/, for a package that this one does not import.
+    """
 
     def __init__(
-        self, broker: Broker, guard: Guard, settings: ServerSettings, traces: TracerProvider | None = None
+        self,
+        broker: Broker,
+        guard: Guard,
+        settings: ServerSettings,
+        traces: TracerProvider | None = None,
+        dashboard: Callable[[Server], Mounted] | None = None,
     ) -> None:
         self.broker, self.settings = broker, settings
         self._provider = traces
@@ -93,6 +101,7 @@ class Server:
         self.dispatcher = Dispatcher(traced, own, self.gate)
         self._health = health.aio.HealthServicer()
         self._tls = settings.tls_files()
+        self.dashboard = None if dashboard is None else dashboard(self)
         self._http = self._make_http()
         self._grpc = grpc.aio.server(options=_options(settings))
         self._native = self._make_native()
@@ -122,6 +131,8 @@ class Server:
             {**pages.routes(), **mqueue.routes()},
             request_bytes_max=settings.request_bytes_max,
             only_local=settings.insecure_everybody,
+            dashboard=self.dashboard,
+            prefix=settings.http_prefix,
         )
         tls = None if self._tls is None else reloading_context(self._tls, "http")
         return HttpServer(app, settings.host, settings.http_port, settings.stop_grace, tls)
@@ -231,6 +242,7 @@ async def serve(
     guard: Guard,
     broker: contextlib.AbstractAsyncContextManager[Any],
     ready: Callable[[Server], None] | None = None,
+    dashboard: Callable[[Server], Mounted] | None = None,
 ) -> None:
     """Open the broker and serve it until SIGTERM or SIGINT."""
     stop = asyncio.Event()
@@ -241,7 +253,7 @@ async def serve(
         opened = await stack.enter_async_context(broker)
         if isinstance(guard, StoreGuard):
             stack.push_async_callback(guard.close)
-        server = await stack.enter_async_context(Server(opened, guard, settings))
+        server = await stack.enter_async_context(Server(opened, guard, settings, dashboard=dashboard))
         ports = {"port": server.port, "grpc_port": server.grpc_port, "http_port": server.http_port}
         log.info("serving", data=str(settings.data), **ports)
         if ready is not None:

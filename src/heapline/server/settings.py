@@ -41,6 +41,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     port: Port = 7400  # of the native wire; 0: any free port
     grpc_port: Port = 7410
     http_port: Port = 7480
+    http_prefix: Annotated[str, Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$")] = ""  # path under which a proxy serves HTTP
+    dashboard: bool = True  # serve pages for people under /ui/
+    read_only: bool = False  # the dashboard changes nothing; other interfaces are not affected
     unix_socket: Path | None = None  # the native wire on a socket that only this user can open
     stop_grace: Annotated[float, Meta(ge=0, le=3600)] = 10.0  # seconds for calls in flight when it stops
     request_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 30)] = 64 << 20  # of one request

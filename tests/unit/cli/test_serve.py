@@ -43,6 +43,6 @@ def test_garbage_that_arises_later_is_collected() -> None:
 
 def test_server_that_is_ready_tunes_garbage_collection(capsys: pytest.CaptureFixture[str]) -> None:
     settings = SimpleNamespace(tls_certificate=None, host="127.0.0.1", insecure_everybody=True)
-    serve._ready(SimpleNamespace(settings=settings, port=1, grpc_port=2, http_port=3))
+    serve._ready(SimpleNamespace(settings=settings, port=1, grpc_port=2, http_port=3, dashboard=None))
     assert "serving: Heapline on port 1" in capsys.readouterr().out
     assert gc.get_freeze_count() > 10_000

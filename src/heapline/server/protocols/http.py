@@ -179,6 +179,9 @@ def read_json(kind: Any, data: bytes) -> Any:
 
 
 Page = Callable[[Exchange], Awaitable[None]]
+#: An ASGI application that handles the errors of its pages itself.
+Mounted = Callable[[Any, Any, Any], Awaitable[None]]
+DASHBOARD = "/ui"
 
 
 class CrossSiteRequest(Unauthenticated):
@@ -214,17 +217,27 @@ class HttpApp:
         *,
         request_bytes_max: int = 64 << 20,
         only_local: bool = False,
+        dashboard: Mounted | None = None,
+        prefix: str = "",
     ) -> None:
         self._dispatcher, self._gate = dispatcher, dispatcher.gate
+        self._dashboard, self._prefix = dashboard, prefix
         self._pages = dict(pages)
         self._request_bytes_max, self._only_local = request_bytes_max, only_local
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
+        if self._prefix and scope["path"].startswith(f"{self._prefix}/"):  # a proxy may keep it or strip it
+            size = len(self._prefix)
+            scope = {**scope, "path": scope["path"][size:], "raw_path": scope["raw_path"][size:]}
         exchange = Exchange(scope, receive, send, self._request_bytes_max, self._gate.stopping.is_set)
         try:
-            await self._respond(exchange)
+            self._admit(exchange)
+            if self._dashboard is not None and f"{exchange.path}/".startswith(f"{DASHBOARD}/"):
+                await self._dashboard(scope, receive, send)
+            else:
+                await self._respond(exchange)
         except HeaplineError as error:
             if not exchange.is_begun:
                 await exchange.respond_error(error, ids_as_numbers=not exchange.path.startswith("/v1"))
@@ -239,16 +252,21 @@ class HttpApp:
                 raise
             await exchange.respond_plain_error(500, error_codes.INTERNAL_TEXT)
 
-    async def _respond(self, exchange: Exchange) -> None:
+    def _admit(self, exchange: Exchange) -> None:
         if self._gate.stopping.is_set() and exchange.path not in ALWAYS:
             raise Stopping
         if self._only_local and not is_local(exchange.headers):
             raise CrossSiteRequest(
                 "this server has no authentication; it serves only programs and pages of its machine"
             )
+
+    async def _respond(self, exchange: Exchange) -> None:
         page = self._pages.get((exchange.method, exchange.path))
         if page is not None:
             await page(exchange)
+            return
+        if self._dashboard is not None and exchange.path == "/" and "text/html" in exchange.headers.get("accept", ""):
+            await exchange.respond(b"", 302, headers={"location": f"{self._prefix}{DASHBOARD}/"})
             return
         found = find(exchange.method, exchange.raw_path)
         if found is not None:

@@ -1,0 +1,440 @@
+"""The dashboard as an ASGI application: who is logged in, pages, streams, changes, files.
+
+Every answer forbids scripts and styles that do not come from this server. A page needs a session, and a change also its
+CSRF token. Pages and changes call the broker as the logged-in principal (caller.py) and in no other way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import mimetypes
+import tomllib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qsl, quote
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route, Router
+
+from heapline.contract.errors import BadRequest, HeaplineError, PermissionDenied, Unauthenticated
+from heapline.dashboard import page as page_module
+from heapline.dashboard.actions import ACTIONS, Action
+from heapline.dashboard.caller import INTERFACE, Caller
+from heapline.dashboard.live import SIGNED_OUT, VIEWS_MAX, Views
+from heapline.dashboard.page import PageKind, Place, element_id, path_to
+from heapline.dashboard.pages import SECTIONS
+from heapline.dashboard.render import Parts, make_environment
+from heapline.logs import Log
+from heapline.server.auth.principals import LOCAL, NoAuthGuard
+from heapline.server.auth.secret import Secret
+from heapline.server.auth.sessions import Session, is_cross_site
+from heapline.server.gate import Request as GateRequest
+from heapline.server.gate import correlation_id
+from heapline.server.protocols.http import DASHBOARD, TooLarge, TooSlow
+from heapline.server.server import Server
+from heapline.wire import error_codes
+
+FORM_BYTES_MAX, FORM_SECONDS_MAX = 256 << 10, 10.0
+POLICY = "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; frame-ancestors 'none'"
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+NO_STORE = "no-store"
+THEMES = ("light", "dark")
+log = Log("heapline.dashboard")
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class NotFound(BadRequest):
+    http_status = 404
+
+
+@dataclass(frozen=True)
+class StaticFile:
+    data: bytes
+    media_type: str
+    digest: str
+
+
+class Dashboard:
+    """Serves what is below /ui/ of one server."""
+
+    def __init__(self, server: Server) -> None:
+        settings = server.settings
+        self._dispatcher, self._gate = server.dispatcher, server.gate
+        self._prefix, self._read_only = settings.http_prefix, settings.read_only
+        self._is_secure = settings.tls_certificate is not None
+        self._is_open = isinstance(server.gate.guard, NoAuthGuard)
+        self.sessions = server.sessions
+        self._files = _read_files()
+        self._missing = [name for name in _third_party_files() if name not in self._files]
+        self.views = Views(self._render_parts)
+        self._environment = make_environment(
+            url=self.url,
+            static=self._static_url,
+            path_to=path_to,
+            element_id=element_id,
+            has_file=self._files.__contains__,
+            missing=self._missing,
+            version=version("heapline"),
+            read_only=self._read_only,
+            sections=SECTIONS,
+        )
+        self._router = Router(
+            [
+                Route("/ui/static/{name:path}", self._serve_file),
+                Route("/ui/login", self._guarded(self._show_login), methods=["GET"]),
+                Route("/ui/login", self._guarded(self._log_in), methods=["POST"]),
+                Route("/ui/login/{token}", self._guarded(self._redeem), methods=["GET"]),
+                Route("/ui/logout", self._guarded(self._log_out), methods=["POST"]),
+                Route("/ui/live", self._guarded(self._stream), methods=["GET"]),
+                Route("/ui/do/{name}", self._guarded(self._show_action), methods=["GET"]),
+                Route("/ui/do/{name}", self._guarded(self._act), methods=["POST"]),
+                Route("/ui/{path:path}", self._guarded(self._show_page), methods=["GET"]),
+                Route("/ui", self._to_start, methods=["GET"]),
+            ],
+            redirect_slashes=False,
+        )
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                given = {name for name, _ in message["headers"]}
+                more = [(n.encode(), v.encode()) for n, v in HEADERS.items() if n.encode() not in given]
+                if self._gate.stopping.is_set():
+                    more.append((b"connection", b"close"))
+                message = {**message, "headers": [*message["headers"], *more]}
+            await send(message)
+
+        await self._router(scope, receive, send_with_headers)
+
+    def url(self, path: str) -> str:
+        """Return the address of a path below /ui, from the server's root."""
+        return f"{self._prefix}{DASHBOARD}{path}"
+
+    # -- errors ----------------------------------------------------------------------------------------------------
+
+    def _guarded(self, handler: Handler) -> Handler:
+        """Answer errors as pages, or as what a dialog shows."""
+
+        async def respond(request: Request) -> Response:
+            request.state.correlation_id = correlation_id(request.headers.get("x-correlation-id"))
+            try:
+                response = await handler(request)
+            except Unauthenticated as error:
+                return self._to_login(request, error)
+            except HeaplineError as error:
+                return self._error_page(request, error)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except Exception:
+                log.exception("page failed", path=request.url.path, correlation_id=request.state.correlation_id)
+                return self._error_page(request, None)
+            response.headers.setdefault("cache-control", NO_STORE)
+            return response
+
+        return respond
+
+    def _to_login(self, request: Request, error: Unauthenticated) -> Response:
+        if "hx-request" in request.headers:
+            return Response(status_code=204, headers={"hx-redirect": self.url("/login")})
+        if request.method == "GET" and not request.url.path.startswith("/ui/login"):
+            after = request.url.path.removeprefix("/ui") + (f"?{request.url.query}" if request.url.query else "")
+            return RedirectResponse(self.url(f"/login?next={quote(after, safe='')}"), 303)
+        return self._login_page(request, 401, str(error), request.query_params.get("next", "/"))
+
+    def _error_page(self, request: Request, error: HeaplineError | None) -> Response:
+        text, status, right = error_codes.INTERNAL_TEXT, 500, None
+        if error is not None:
+            described = error_codes.describe(error)
+            status = getattr(error, "http_status", None) or error_codes.codes_of(type(error)).http
+            text = described["text"]
+            if isinstance(error, PermissionDenied):
+                right = f"{error.topic or '*'}:{error.action}"
+        variables = {"status": status, "text": text, "right": right, "request_id": request.state.correlation_id}
+        if "hx-request" in request.headers:
+            return self._html("error_dialog.html", variables, status)
+        session = self._session_or_none(request)
+        if session is None:
+            return self._html("error_page.html", {**variables, "theme": _theme(request), "title": "Error"}, status)
+        caller = self._caller(request, session)
+        shared = self._layout(request, session, caller, "", "error.html", None)
+        return self._html("layout.html", {**shared, **variables, "title": "Error"}, status)
+
+    # -- sessions --------------------------------------------------------------------------------------------------
+
+    def _session(self, request: Request) -> Session:
+        if self._is_open and self.sessions.cookie_name not in request.cookies:
+            return self.sessions.start(LOCAL)
+        return self.sessions.recognize(request.headers.get("cookie"))
+
+    def _session_or_none(self, request: Request) -> Session | None:
+        try:
+            return self._session(request)
+        except HeaplineError:
+            return None
+
+    def _caller(self, request: Request, session: Session) -> Caller:
+        return Caller(self._dispatcher, session.principal, {"x-correlation-id": request.state.correlation_id})
+
+    def _login_page(self, request: Request, status: int, error: str, after: str) -> Response:
+        variables = {"error": error, "after": after, "theme": _theme(request), "title": "Log in"}
+        return self._html("login.html", variables, status)
+
+    async def _show_login(self, request: Request) -> Response:
+        after = request.query_params.get("next", "/")
+        if self._session_or_none(request) is not None:
+            return RedirectResponse(self.url(_local(after)), 303)
+        return self._login_page(request, 200, "", after)
+
+    async def _log_in(self, request: Request) -> Response:
+        form = await _form(request)
+        if is_cross_site(request.headers):
+            raise BadRequest("this login did not come from a page of this server; open the login page and try again")
+        after = form.get("next", "/")
+        try:
+            if form.get("key"):
+                session = await self.sessions.login_with_key(Secret(form["key"]))
+            else:
+                session = await self.sessions.login(form.get("email", ""), Secret(form.get("password", "")))
+        except HeaplineError as error:
+            status = error_codes.codes_of(type(error)).http
+            return self._login_page(request, status, str(error_codes.describe(error)["text"]), after)
+        return self._start(session, after)
+
+    async def _redeem(self, request: Request) -> Response:
+        return self._start(self.sessions.redeem(request.path_params["token"]), "/")
+
+    def _start(self, session: Session, after: str) -> Response:
+        response = RedirectResponse(self.url(_local(after)), 303)
+        path = self.url("") or "/"
+        response.headers["set-cookie"] = self.sessions.set_cookie(session, path=path, secure=self._is_secure)
+        return response
+
+    async def _log_out(self, request: Request) -> Response:
+        session = self._session(request)
+        self.sessions.check_change(session, request.headers, (await _form(request)).get("csrf"))
+        self.sessions.end(session)
+        self.views.poke()  # ends this session's streams
+        response = RedirectResponse(self.url("/login"), 303)
+        path = self.url("") or "/"
+        response.headers["set-cookie"] = self.sessions.clear_cookie(path=path, secure=self._is_secure)
+        return response
+
+    # -- pages -----------------------------------------------------------------------------------------------------
+
+    async def _to_start(self, request: Request) -> Response:
+        return RedirectResponse(self.url("/"), 302)
+
+    async def _show_page(self, request: Request) -> Response:
+        found = page_module.find(f"/{request.path_params['path']}", request.url.query)
+        session = self._session(request)
+        if found is None:
+            raise NotFound("this page does not exist; choose one on the left")
+        kind, place = found
+        caller = self._caller(request, session)
+        variables = await kind.load(caller, place)
+        shared = self._layout(request, session, caller, kind.section, kind.template, place)
+        live = place.key if kind.is_live and not self._missing else ""
+        parts = {"place": place, "parts": Parts(), "live": live}
+        response = self._html("layout.html", {**shared, **parts, **variables})
+        if self._is_open and self.sessions.cookie_name not in request.cookies:
+            path = self.url("") or "/"
+            response.headers["set-cookie"] = self.sessions.set_cookie(session, path=path, secure=self._is_secure)
+        return response
+
+    def _layout(
+        self, request: Request, session: Session, caller: Caller, section: str, template: str, place: Place | None
+    ) -> dict[str, Any]:
+        return {
+            "template": template,
+            "section": section,
+            "place": place,
+            "parts": Parts(),
+            "live": "",
+            "theme": _theme(request),
+            "who": caller.principal.subject,
+            "csrf": session.csrf_token,
+            **self._rights(caller),
+        }
+
+    def _rights(self, caller: Caller) -> dict[str, Any]:
+        """Return what templates ask about rights. Two callers with the same scopes see the same."""
+
+        def may_change(topic: str | None) -> bool:
+            return not self._read_only and caller.may_admin(topic)
+
+        return {"may_change": may_change, "may_administer": caller.may_admin(None)}
+
+    def _render_parts(self, kind: PageKind, place: Place, caller: Caller, variables: dict[str, Any]) -> Parts:
+        parts = Parts()
+        shared = {"place": place, "parts": parts, **self._rights(caller)}
+        self._environment.get_template(kind.template).render({**shared, **variables})
+        return parts
+
+    def _html(self, template: str, variables: Mapping[str, Any], status: int = 200) -> Response:
+        text = self._environment.get_template(template).render(variables)
+        return Response(text, status, {"cache-control": NO_STORE}, "text/html")
+
+    # -- streams ---------------------------------------------------------------------------------------------------
+
+    async def _stream(self, request: Request) -> Response:
+        cookies = request.headers.get("cookie")
+        session = self._session_or_none(request)
+        if session is None:
+            return Response(SIGNED_OUT, media_type="text/event-stream")
+        places = []
+        for key in request.query_params.getlist("view")[:VIEWS_MAX]:
+            path, _, query = key.partition("?")
+            found = page_module.find(path, query)
+            if found is not None and found[0].is_live:
+                places.append(found)
+        opened = GateRequest(self._gate, INTERFACE, "Live", dict(request.headers), is_stream=True)
+        opened.begin(session.principal)
+        try:
+            self._gate.admit(opened)
+        except HeaplineError as error:
+            opened.end(error)
+            raise
+
+        def last_words() -> bytes | None:
+            if self._gate.stopping.is_set():
+                return b": stopping\n\n"
+            try:
+                self.sessions.recognize(cookies)
+            except HeaplineError:
+                return SIGNED_OUT
+            return None
+
+        async def events() -> Any:
+            try:
+                with self.views.watch(places, self._caller(request, session)) as watcher:
+                    async for event in watcher.events(last_words):
+                        yield event
+            finally:
+                opened.end()
+
+        headers = {"cache-control": NO_STORE, "x-accel-buffering": "no"}
+        return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+
+    # -- changes ---------------------------------------------------------------------------------------------------
+
+    def _action(self, request: Request) -> Action:
+        action = ACTIONS.get(request.path_params["name"])
+        if action is None:
+            raise NotFound("this action does not exist; reload the page")
+        if self._read_only:
+            raise BadRequest("this dashboard is read-only; the server was started with --read-only")
+        return action
+
+    async def _show_action(self, request: Request) -> Response:
+        action, session = self._action(request), self._session(request)
+        arguments = dict(request.query_params)
+        dialog = await action.prepare(self._caller(request, session), arguments)
+        address = self.url(path_to(f"/do/{action.name}", **arguments))
+        variables = {"dialog": dialog, "address": address, "csrf": session.csrf_token, "error": ""}
+        return self._html("dialog.html", variables)
+
+    async def _act(self, request: Request) -> Response:
+        action, session = self._action(request), self._session(request)
+        form = await _form(request)
+        self.sessions.check_change(session, request.headers, form.get("csrf"))
+        caller = self._caller(request, session)
+        arguments = dict(request.query_params)
+        try:
+            action.check(arguments, form)
+            done = await action.run(caller, arguments, form)
+        except (BadRequest, PermissionDenied) as error:
+            # The dialog stays open, with what was entered.
+            dialog = await action.prepare(caller, arguments | form)
+            address = self.url(path_to(f"/do/{action.name}", **arguments))
+            text = str(error_codes.describe(error)["text"])
+            return self._html(
+                "dialog.html", {"dialog": dialog, "address": address, "csrf": session.csrf_token, "error": text}
+            )
+        finally:
+            self.views.poke()
+        variables = {"done": done, "request_id": caller.correlation_id, "may_administer": caller.may_admin(None)}
+        response = self._html("done.html", variables)
+        if done.goto is not None:
+            response.headers["hx-redirect"] = self.url(done.goto)
+        return response
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def _static_url(self, name: str) -> str:
+        file = self._files.get(name)
+        return self.url(f"/static/{name}" + ("" if file is None else f"?v={file.digest}"))
+
+    async def _serve_file(self, request: Request) -> Response:
+        file = self._files.get(request.path_params["name"])
+        if file is None:
+            return Response("no such file\n", 404, media_type="text/plain")
+        is_current = request.query_params.get("v") == file.digest
+        age = "max-age=31536000, immutable" if is_current else "no-cache"
+        headers = {"cache-control": f"public, {age}", "etag": f'"{file.digest}"'}
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(file.data, headers=headers, media_type=file.media_type)
+
+
+def _read_files() -> dict[str, StaticFile]:
+    found = {}
+    root = files("heapline.dashboard") / "static"
+    folders = [("", root)]
+    while folders:
+        prefix, folder = folders.pop()
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                folders.append((f"{prefix}{entry.name}/", entry))
+            elif kind := mimetypes.guess_type(entry.name)[0]:
+                data = entry.read_bytes()
+                found[prefix + entry.name] = StaticFile(data, kind, hashlib.blake2b(data, digest_size=8).hexdigest())
+    return found
+
+
+def _third_party_files() -> list[str]:
+    """Return the files that the build must have fetched; without them pages show less, and say so."""
+    pins = tomllib.loads((files("heapline.dashboard") / "third_party.toml").read_text())
+    names = [name for package in pins["package"] for name in package["files"].values() if "LICENSE" not in name]
+    return [f"vendor/{name}" for name in [*names, "icons.svg"]]
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """Return the fields of a form, bounded in size and time."""
+    data = b""
+    try:
+        async with asyncio.timeout(FORM_SECONDS_MAX):
+            async for part in request.stream():
+                data += part
+                if len(data) > FORM_BYTES_MAX:
+                    raise TooLarge(f"a form may have at most {FORM_BYTES_MAX} bytes")
+    except TimeoutError:
+        raise TooSlow(f"a form must arrive within {FORM_SECONDS_MAX:.0f} seconds") from None
+    try:
+        pairs = parse_qsl(data.decode(), keep_blank_values=True, errors="strict")
+    except (UnicodeDecodeError, ValueError):
+        raise BadRequest("the form is not UTF-8") from None
+    form: dict[str, str] = {}
+    for name, value in pairs:  # a field with several values, such as selected rows, becomes lines
+        form[name] = f"{form[name]}\n{value}" if name in form else value
+    return form
+
+
+def _local(path: str) -> str:
+    """Return a path below /ui, or the start page if it could lead elsewhere."""
+    is_local = path.startswith("/") and not path.startswith("//") and "\\" not in path and path.isprintable()
+    return path if is_local else "/"
+
+
+def _theme(request: Request) -> str:
+    theme = request.cookies.get("heapline_theme", "")
+    return theme if theme in THEMES else ""

@@ -1,0 +1,64 @@
+"""A logged-in person, or one of their open pages, as the broker sees them.
+
+Each command is a request of its own at the server's gate, so rights, limits, metrics and the audit log treat it as they
+treat a call over HTTP. The commands of one page share a correlation id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from heapline.contract.call import Command, Page, Right
+from heapline.contract.errors import ConfirmationNeeded
+from heapline.server.auth.principals import Principal
+from heapline.server.dispatcher import Dispatcher
+from heapline.server.gate import Request, correlation_id
+
+INTERFACE = "dashboard"
+PAGES_MAX = 20  # of a list that is read as a whole
+R = TypeVar("R")
+
+
+class Caller:
+    def __init__(self, dispatcher: Dispatcher, principal: Principal, headers: Mapping[str, str] | None = None) -> None:
+        self._dispatcher, self.principal = dispatcher, principal
+        self.correlation_id = correlation_id((headers or {}).get("x-correlation-id"))
+        self._headers = {"x-correlation-id": self.correlation_id}
+
+    async def do(self, command: Command[R], confirmation: str | None = None) -> R:
+        kind = type(command)
+        request = Request(self._dispatcher.gate, INTERFACE, kind.facts.rpc, self._headers)
+        request.begin(self.principal)
+        try:
+            result: R = await self._dispatcher.run(command, request, confirmation)
+        except BaseException as error:
+            request.end(error)
+            raise
+        request.end()
+        return result
+
+    async def do_confirmed(self, command: Command[R]) -> R:
+        """Run a command that cannot be undone, which the person has confirmed in a dialog."""
+        try:
+            return await self.do(command)
+        except ConfirmationNeeded as needed:
+            return await self.do(command, needed.token)
+
+    async def all(self, kind: Any, **fields: Any) -> tuple[list[Any], bool]:
+        """Return the items of a list's pages, and whether there are more than were read."""
+        items: list[Any] = []
+        cursor = None
+        for _ in range(PAGES_MAX):
+            page: Page[Any] = await self.do(kind(cursor=cursor, **fields))
+            items += page.items
+            cursor = page.cursor
+            if cursor is None:
+                return items, False
+        return items, True
+
+    def may(self, right: Right | None, topic: str | None) -> bool:
+        return self.principal.may(right, topic)
+
+    def may_admin(self, topic: str | None = None) -> bool:
+        return self.may(Right.ADMIN, topic)

@@ -1,0 +1,65 @@
+"""The overview: what is wrong, how much there is, and which topics need attention."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from heapline.contract.message import TopicStats
+from heapline.dashboard.caller import Caller
+from heapline.dashboard.page import Place, page, path_to
+from heapline.dashboard.render import count, duration
+from heapline.dashboard.topic_rows import ROWS_MAX, TopicRows, read_stats
+
+LATE = 600.0  # seconds that the oldest message waits before it is an alarm
+ALARMS_MAX = 6
+
+
+class Alarm(NamedTuple):
+    rank: int  # the worst has the smallest
+    level: str  # "dead" or "warn"
+    topic: str
+    text: str
+    remedy: str
+    path: str
+
+
+@page("/", "overview", "overview.html")
+async def overview(caller: Caller, place: Place) -> dict[str, Any]:
+    stats, is_cut = await read_stats(caller)
+    alarms = sorted(alarm for topic in stats for alarm in alarms_of(topic))
+    sums = {name: sum(getattr(topic, name) for topic in stats) for name in ("ready", "delayed", "leased", "dead")}
+    rows = TopicRows(stats, place.choice("sort", "oldest", "ready", "delayed", "leased", "dead", "topic"))
+    return {
+        "title": "Overview",
+        "alarms": alarms[:ALARMS_MAX],
+        "alarms_left": max(0, len(alarms) - ALARMS_MAX),
+        "sums": sums,
+        "rows": rows,
+        "topics": rows.rows[:ROWS_MAX],
+        "topic_count": len(stats),
+        "is_cut": is_cut,
+    }
+
+
+def alarms_of(stats: TopicStats) -> list[Alarm]:
+    """Return what is wrong with a topic, each with its remedy and the page for it."""
+    name, found = stats.topic, []
+    page_of = path_to(f"/topics/{name}")
+    if stats.log is not None and stats.log.corrupt_records_total:
+        text = f"{count(stats.log.corrupt_records_total)} records could not be read"
+        found.append(Alarm(0, "dead", name, text, "run `heapline journal verify`", page_of))
+    waits = stats.oldest_ready_age or 0.0
+    if stats.paused and stats.ready:
+        found.append(Alarm(2, "warn", name, f"paused while {count(stats.ready)} messages wait", "resume it", page_of))
+    elif waits > LATE:
+        text = f"the oldest message waits {duration(waits)}"
+        remedy = "add workers" if stats.leased else "no message is leased: start a worker"
+        found.append(Alarm(1, "warn", name, text, remedy, page_of))
+    if stats.dead:
+        text = f"{count(stats.dead)} dead letter{'s' if stats.dead > 1 else ''}"
+        found.append(Alarm(3, "dead", name, text, "replay or delete", path_to("/dead", topic=name)))
+    throttled = [str(partition.partition) for partition in stats.partitions if partition.throttled is not None]
+    if throttled:
+        text = f"partition{'s' if len(throttled) > 1 else ''} {', '.join(throttled[:5])} throttled"
+        found.append(Alarm(4, "warn", name, text, "release", path_to(f"/topics/{name}", tab="partitions")))
+    return found
