@@ -34,6 +34,13 @@ FLAGS = [
 ]
 
 
+def expect(target: Any) -> Any:
+    """Return Playwright's assertions, which wait. It is imported here, because tests are collected without it too."""
+    from playwright.sync_api import expect as made
+
+    return made(target)
+
+
 class ServerProcess:
     """`heapline serve` on a directory. It keeps its ports when it is restarted, as open pages expect."""
 

@@ -10,14 +10,9 @@ import httpx
 import pytest
 
 from heapline import Outgoing
+from tests.browser.conftest import expect
 
 pytestmark = pytest.mark.slow
-
-
-def expect(target: Any) -> Any:
-    from playwright.sync_api import expect as made
-
-    return made(target)
 
 
 def test_person_logs_in_with_a_key_and_logs_out(server: Any, log_in: Callable[..., Any]) -> None:

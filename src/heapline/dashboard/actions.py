@@ -13,6 +13,7 @@ from typing import Any
 from heapline.contract.errors import BadRequest
 from heapline.dashboard.caller import Caller
 
+SELECTED_MAX = 50
 Arguments = Mapping[str, str]  # of the address: which topic, which messages
 
 
@@ -80,3 +81,13 @@ def given(arguments: Mapping[str, Any], name: str) -> str:
     if not value:
         raise BadRequest(f"{name} is missing; reload the page and try again")
     return value
+
+
+def selected(arguments: Arguments) -> list[str]:
+    """Return the ids of the rows that were ticked."""
+    ids = [line for line in arguments.get("id", "").splitlines() if line]
+    if not ids:
+        raise BadRequest("nothing is selected; tick some rows and try again")
+    if len(ids) > SELECTED_MAX:
+        raise BadRequest(f"at most {SELECTED_MAX} rows can be selected")
+    return ids

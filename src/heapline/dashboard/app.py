@@ -25,6 +25,7 @@ from heapline.contract.errors import BadRequest, HeaplineError, PermissionDenied
 from heapline.dashboard import page as page_module
 from heapline.dashboard.actions import ACTIONS, Action
 from heapline.dashboard.caller import INTERFACE, Caller
+from heapline.dashboard.features import features_of
 from heapline.dashboard.live import SIGNED_OUT, VIEWS_MAX, Views
 from heapline.dashboard.page import PageKind, Place, element_id, path_to
 from heapline.dashboard.pages import SECTIONS
@@ -86,7 +87,6 @@ class Dashboard:
             missing=self._missing,
             version=version("heapline"),
             read_only=self._read_only,
-            sections=SECTIONS,
         )
         self._router = Router(
             [
@@ -242,7 +242,9 @@ class Dashboard:
         kind, place = found
         caller = self._caller(request, session)
         variables = await kind.load(caller, place)
+        features = await features_of(caller)
         shared = self._layout(request, session, caller, kind.section, kind.template, place)
+        shared["sections"] = [section for section in SECTIONS if section.feature in features]
         live = place.key if kind.is_live and not self._missing else ""
         parts = {"place": place, "parts": Parts(), "live": live}
         response = self._html("layout.html", {**shared, **parts, **variables})
@@ -263,6 +265,7 @@ class Dashboard:
             "theme": _theme(request),
             "who": caller.principal.subject,
             "csrf": session.csrf_token,
+            "sections": SECTIONS,
             **self._rights(caller),
         }
 
@@ -337,7 +340,7 @@ class Dashboard:
 
     async def _show_action(self, request: Request) -> Response:
         action, session = self._action(request), self._session(request)
-        arguments = dict(request.query_params)
+        arguments = _joined(request.query_params.multi_items())
         dialog = await action.prepare(self._caller(request, session), arguments)
         address = self.url(path_to(f"/do/{action.name}", **arguments))
         variables = {"dialog": dialog, "address": address, "csrf": session.csrf_token, "error": ""}
@@ -348,12 +351,13 @@ class Dashboard:
         form = await _form(request)
         self.sessions.check_change(session, request.headers, form.get("csrf"))
         caller = self._caller(request, session)
-        arguments = dict(request.query_params)
+        arguments = _joined(request.query_params.multi_items())
         try:
             action.check(arguments, form)
             done = await action.run(caller, arguments, form)
-        except (BadRequest, PermissionDenied) as error:
-            # The dialog stays open, with what was entered.
+        except Unauthenticated:
+            raise
+        except HeaplineError as error:  # the dialog stays open, with what was entered
             dialog = await action.prepare(caller, arguments | form)
             address = self.url(path_to(f"/do/{action.name}", **arguments))
             text = str(error_codes.describe(error)["text"])
@@ -423,10 +427,15 @@ async def _form(request: Request) -> dict[str, str]:
         pairs = parse_qsl(data.decode(), keep_blank_values=True, errors="strict")
     except (UnicodeDecodeError, ValueError):
         raise BadRequest("the form is not UTF-8") from None
-    form: dict[str, str] = {}
-    for name, value in pairs:  # a field with several values, such as selected rows, becomes lines
-        form[name] = f"{form[name]}\n{value}" if name in form else value
-    return form
+    return _joined(pairs)
+
+
+def _joined(pairs: list[tuple[str, str]]) -> dict[str, str]:
+    """Return fields by name. One with several values, such as selected rows, becomes lines."""
+    fields: dict[str, str] = {}
+    for name, value in pairs:
+        fields[name] = f"{fields[name]}\n{value}" if name in fields else value
+    return fields
 
 
 def _local(path: str) -> str:

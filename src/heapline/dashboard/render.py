@@ -58,6 +58,15 @@ def count(number: int | float | None) -> str:
     return f"{text.removesuffix('.0')}{SPACE}{unit}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    >>> counted(1, "lease"), counted(2, "lease")
+    ('1 lease', '2 leases')
+    """
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
 def exact(number: int | None) -> str:
     return UNKNOWN if number is None else f"{number:,}".replace(",", THIN)
 
@@ -102,6 +111,11 @@ def age(seconds: float | None) -> str:
     return UNKNOWN if seconds is None else f"0{SPACE}s" if seconds < 1 else duration(int(seconds))
 
 
+def coarse(seconds: float | None) -> str:
+    """Return how long ago something happened that happens all the time: in minutes."""
+    return UNKNOWN if seconds is None else f"under 1{SPACE}min" if seconds < 60 else duration(max(90, seconds))
+
+
 def size(number: int | bytes | None) -> str:
     """Return a number of bytes, or that of a payload, in decimal units."""
     if number is None:
@@ -139,6 +153,7 @@ def make_environment(**shared: Any) -> jinja2.Environment:
         "rate": rate,
         "duration": duration,
         "age": age,
+        "coarse": coarse,
         "size": size,
         "when": when,
         "since": since,

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from heapline.dashboard.pages import overview, topics
+from typing import NamedTuple
 
-__all__ = ["SECTIONS", "overview", "topics"]
+from heapline.dashboard.pages import access, dead_letters, leases, messages, overview, schedules, topics
 
-#: The rail: section, path, icon, label, and whether only an administrator of all topics sees it.
+__all__ = ["SECTIONS", "access", "dead_letters", "leases", "messages", "overview", "schedules", "topics"]
+
+
+class Section(NamedTuple):
+    """An entry of the rail."""
+
+    name: str
+    path: str
+    icon: str
+    label: str
+    for_admins: bool = False  # of all topics
+    feature: str = "queue"  # that the broker must have
+
+
 SECTIONS = (
-    ("overview", "/", "layout-dashboard", "Overview", False),
-    ("topics", "/topics", "layers", "Topics", False),
+    Section("overview", "/", "layout-dashboard", "Overview"),
+    Section("topics", "/topics", "layers", "Topics"),
+    Section("messages", "/messages", "mail-search", "Messages"),
+    Section("dead", "/dead", "skull", "Dead letters"),
+    Section("workers", "/workers", "cpu", "Workers", feature="leases"),
+    Section("schedules", "/schedules", "calendar-clock", "Schedules", feature="schedules"),
+    Section("access", "/access", "key-round", "Keys and users", for_admins=True),
+    Section("audit", "/audit", "scroll-text", "Audit log", for_admins=True),
 )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from heapline.contract.message import TopicStats
 from heapline.dashboard.caller import Caller
 from heapline.dashboard.page import Place, page, path_to
-from heapline.dashboard.render import count, duration
+from heapline.dashboard.render import counted, duration
 from heapline.dashboard.topic_rows import ROWS_MAX, TopicRows, read_stats
 
 LATE = 600.0  # seconds that the oldest message waits before it is an alarm
@@ -46,17 +46,26 @@ def alarms_of(stats: TopicStats) -> list[Alarm]:
     name, found = stats.topic, []
     page_of = path_to(f"/topics/{name}")
     if stats.log is not None and stats.log.corrupt_records_total:
-        text = f"{count(stats.log.corrupt_records_total)} records could not be read"
+        text = f"{counted(stats.log.corrupt_records_total, 'record')} could not be read"
         found.append(Alarm(0, "dead", name, text, "run `heapline journal verify`", page_of))
     waits = stats.oldest_ready_age or 0.0
     if stats.paused and stats.ready:
-        found.append(Alarm(2, "warn", name, f"paused while {count(stats.ready)} messages wait", "resume it", page_of))
+        found.append(
+            Alarm(
+                2,
+                "warn",
+                name,
+                f"paused while {counted(stats.ready, 'message')} wait{'s' if stats.ready == 1 else ''}",
+                "resume it",
+                page_of,
+            )
+        )
     elif waits > LATE:
         text = f"the oldest message waits {duration(waits)}"
         remedy = "add workers" if stats.leased else "no message is leased: start a worker"
         found.append(Alarm(1, "warn", name, text, remedy, page_of))
     if stats.dead:
-        text = f"{count(stats.dead)} dead letter{'s' if stats.dead > 1 else ''}"
+        text = counted(stats.dead, "dead letter")
         found.append(Alarm(3, "dead", name, text, "replay or delete", path_to("/dead", topic=name)))
     throttled = [str(partition.partition) for partition in stats.partitions if partition.throttled is not None]
     if throttled:

@@ -14,6 +14,7 @@ from heapline.contract import groups as group_calls
 from heapline.contract.call import Right
 from heapline.contract.config import FIXED_FIELDS, TopicConfig
 from heapline.contract.errors import BadRequest
+from heapline.contract.inspection import Explain
 from heapline.contract.message import TopicStats
 from heapline.contract.messages import Peek
 from heapline.contract.topics import (
@@ -33,7 +34,8 @@ from heapline.dashboard.actions import Arguments, Dialog, Done, Input, action, g
 from heapline.dashboard.caller import Caller
 from heapline.dashboard.features import features_of
 from heapline.dashboard.page import Place, page
-from heapline.dashboard.render import count
+from heapline.dashboard.pages.leases import leases_of
+from heapline.dashboard.render import count, counted
 from heapline.dashboard.topic_rows import ROWS_MAX, TopicRows, read_stats
 
 HERD = 0.5  # share of the delayed messages that become due in one bucket of at most an hour; many workers then wait
@@ -69,8 +71,15 @@ async def topics(caller: Caller, place: Place) -> dict[str, Any]:
 
 # -- one topic ---------------------------------------------------------------------------------------------------------
 
-TABS = {"now": "Now", "next": "Next", "groups": "Groups", "partitions": "Partitions", "config": "Config"}
-NEEDS = {"groups": "groups"}  # tab -> feature of the broker
+TABS = {
+    "now": "Now",
+    "next": "Next",
+    "leases": "Leases",
+    "groups": "Groups",
+    "partitions": "Partitions",
+    "config": "Config",
+}
+NEEDS = {"leases": "leases", "groups": "groups"}  # tab -> feature of the broker
 
 
 @page("/topics/{topic:path}", "topics", "topic.html")
@@ -100,10 +109,24 @@ async def topic(caller: Caller, place: Place) -> dict[str, Any]:
         assert stats is not None
         variables |= _now(stats)
     elif tab == "next":
-        variables["messages"] = (await caller.do(Peek(name, limit=ROWS_MAX, max_bytes=1 << 20))).items
+        variables |= await _next(caller, name, features)
+    elif tab == "leases":
+        variables |= await leases_of(caller, name, place)
     elif tab == "groups":
         variables["groups"] = (await caller.do(group_calls.ListGroups(name, limit=ROWS_MAX))).items
     return variables
+
+
+async def _next(caller: Caller, topic: str, features: frozenset[str]) -> dict[str, Any]:
+    """Return the messages that would be popped next, with the reasons if the broker can give them."""
+    if "explain" in features:
+        explanation = await caller.do(Explain(topic, ROWS_MAX))
+        return {
+            "lines": [(item.line, item.message, item.text) for item in explanation.items],
+            "holds": explanation.holds,
+        }
+    found = await caller.do(Peek(topic, limit=ROWS_MAX, max_bytes=1 << 20))
+    return {"lines": [(line, message, "") for line, message in enumerate(found.items, 1)], "holds": []}
 
 
 def _now(stats: TopicStats) -> dict[str, Any]:
@@ -284,7 +307,7 @@ async def _purge_dialog(caller: Caller, arguments: Arguments) -> Dialog:
 async def purge(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
     topic = given(arguments, "topic")
     removed = await caller.do_confirmed(Purge(topic))
-    return Done(text=f"Removed {count(removed.count)} messages of {topic}")
+    return Done(text=f"Removed {counted(removed.count, 'message')} of {topic}")
 
 
 async def _delete_dialog(caller: Caller, arguments: Arguments) -> Dialog:
@@ -293,7 +316,7 @@ async def _delete_dialog(caller: Caller, arguments: Arguments) -> Dialog:
     total = stats.ready + stats.delayed + stats.leased + stats.dead
     return Dialog(
         title=f"Delete {topic}",
-        text=f"Deletes the topic with its {count(total)} messages, dead letters included, its groups and its journal.",
+        text=f"Deletes the topic with {counted(total, 'message')}, dead letters included, its groups and its journal.",
         button="Delete topic",
         to_type=topic,
     )

@@ -82,7 +82,7 @@ let went = 0; // when "g" was pressed
 
 off.checked = localStorage.getItem("keys-off") === "yes";
 off.addEventListener("change", () => localStorage.setItem("keys-off", off.checked ? "yes" : "no"));
-document.getElementById("keys")?.addEventListener("click", () => help.showModal());
+document.getElementById("show-keys")?.addEventListener("click", () => help.showModal());
 
 document.addEventListener("keydown", (event) => {
   const isTyping = event.target.matches("input, select, textarea");

@@ -1,0 +1,195 @@
+"""Finding messages, and one message: why it waits, its life, its payload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from heapline.contract.call import Right
+from heapline.contract.errors import BadRequest, HeaplineError
+from heapline.contract.ids import from_ulid, parse_id
+from heapline.contract.inspection import Explain
+from heapline.contract.message import MessageInfo
+from heapline.contract.messages import Cancel, GetMessage, Reschedule
+from heapline.contract.topics import ListTopics
+from heapline.dashboard.actions import Arguments, Dialog, Done, Input, action, given
+from heapline.dashboard.caller import Caller
+from heapline.dashboard.features import features_of
+from heapline.dashboard.page import Place, page, path_to
+from heapline.dashboard.topic_rows import ROWS_MAX
+
+SHOWN_BYTES = 64 << 10  # of a payload
+HEX_BYTES = 4 << 10
+WAITING = ("ready", "delayed")
+
+
+@page("/messages", "messages", "messages.html", is_live=False)
+async def messages(caller: Caller, place: Place) -> dict[str, Any]:
+    wanted = place.get("q").strip()
+    topics, _ = await caller.all(ListTopics, limit=1000)
+    found = [each.name for each in topics if wanted and wanted.lower() in each.name.lower()]
+    message, problem = None, ""
+    if _is_id(wanted):
+        try:
+            suffix = from_ulid(wanted)[1]
+            owner = next((each.name for each in topics if each.id_suffix == suffix), None)
+            if owner is not None:
+                message = await caller.do(GetMessage(owner, wanted))
+            else:
+                problem = "This id belongs to no topic that you may read. A topic's ids end alike."
+        except HeaplineError as error:
+            problem = str(error)
+    return {
+        "title": "Messages",
+        "wanted": wanted,
+        "message": message,
+        "problem": problem,
+        "found": found[:ROWS_MAX],
+        "path_of": message_path,
+    }
+
+
+def _is_id(text: str) -> bool:
+    try:
+        return parse_id(text)[1] is not None
+    except BadRequest:
+        return False
+
+
+def message_path(topic: str, message_id: str) -> str:
+    return path_to("/message", topic=topic, id=message_id)
+
+
+# -- one message -------------------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """One entry of a message's life."""
+
+    at: datetime | None
+    kind: str  # a state, for its color
+    text: str
+    detail: str = ""
+
+
+@page("/message", "messages", "message.html")
+async def message(caller: Caller, place: Place) -> dict[str, Any]:
+    topic, message_id = place.get("topic"), place.get("id")
+    if not topic or not message_id:
+        raise BadRequest("the address of a message has its topic and its id; search for it")
+    info = await caller.do(GetMessage(topic, message_id))
+    sentence = ""
+    if info.state in WAITING and "explain" in await features_of(caller):
+        explained = (await caller.do(Explain(topic, 1, info.message_id))).items
+        sentence = explained[0].text if explained else ""
+    view = place.choice("as", *views_of(info.payload))
+    return {
+        "title": info.message_id,
+        "info": info,
+        "sentence": sentence,
+        "steps": steps_of(info),
+        "views": views_of(info.payload),
+        "view": view,
+        "payload": payload_as(view, info.payload),
+        "is_cut": info.payload is not None and len(info.payload) > (HEX_BYTES if view == "hex" else SHOWN_BYTES),
+        "is_waiting": info.state in WAITING,
+        "may_produce": caller.may(Right.PRODUCE, topic),
+    }
+
+
+def steps_of(info: MessageInfo) -> list[Step]:
+    """Return what is known of a message's life without reading the journal."""
+    steps = [Step(info.enqueued_at, "", "Enqueued")]
+    if info.due_at is not None and info.enqueued_at is not None and info.due_at > info.enqueued_at:
+        steps.append(Step(info.due_at, "delayed", "Due"))
+    if info.attempts:
+        plural = "s" if info.attempts > 1 else ""
+        steps.append(Step(None, "leased", f"Delivered {info.attempts} time{plural}", ""))
+    if info.state == "leased":
+        steps.append(Step(info.deadline, "leased", "Lease ends", info.holder or ""))
+    if info.state == "ready":
+        steps.append(Step(None, "ready", "Waits for a worker", info.reason or ""))
+    if info.state == "delayed" and info.reason:
+        steps.append(Step(None, "warn", "Failed, waits for a retry", info.reason))
+    if info.ended_at is not None or info.state not in ("ready", "delayed", "leased"):
+        kind = {"acked": "ok", "dead": "dead"}.get(info.state, "warn")
+        steps.append(Step(info.ended_at, kind, info.state.capitalize(), info.reason or ""))
+    return steps
+
+
+def views_of(payload: bytes | None) -> tuple[str, ...]:
+    """Return the forms in which a payload can be shown, the best one first."""
+    if payload is None:
+        return ("text",)
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        return ("hex",)
+    if not text.isprintable() and any(ord(ch) < 32 and ch not in "\t\r\n" for ch in text):
+        return ("hex", "text")
+    try:
+        msgspec.json.decode(payload[:SHOWN_BYTES])
+    except (msgspec.DecodeError, RecursionError):
+        return ("text", "hex")
+    return ("json", "text", "hex")
+
+
+def payload_as(view: str, payload: bytes | None) -> str:
+    if payload is None:
+        return ""
+    if view == "json":
+        return msgspec.json.format(payload[:SHOWN_BYTES], indent=2).decode()  # does not touch its numbers
+    if view == "text":
+        return payload[:SHOWN_BYTES].decode(errors="replace")
+    data = payload[:HEX_BYTES]
+    lines = []
+    for at in range(0, len(data), 16):
+        part = data[at : at + 16]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        lines.append(f"{at:06x}  {part.hex(' '):<47}  {text}")
+    return "\n".join(lines)
+
+
+# -- changes -----------------------------------------------------------------------------------------------------------
+
+
+async def _cancel_dialog(caller: Caller, arguments: Arguments) -> Dialog:
+    text = f"Removes the message {given(arguments, 'id')} before it is delivered. This cannot be undone."
+    return Dialog(title="Cancel message", text=text, button="Cancel message")
+
+
+@action("cancel", _cancel_dialog)
+async def cancel(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
+    await caller.do(Cancel(given(arguments, "topic"), given(arguments, "id")))
+    return Done(text="Cancelled the message")
+
+
+async def _reschedule_dialog(caller: Caller, arguments: Arguments) -> Dialog:
+    topic, message_id = given(arguments, "topic"), given(arguments, "id")
+    info = await caller.do(GetMessage(topic, message_id))
+    return Dialog(
+        title="Reschedule message",
+        text=f"Changes when, or how urgently, {message_id} is delivered. What is left empty stays.",
+        button="Reschedule",
+        inputs=[
+            Input(name="delay", label="Seconds from now", kind="number", value=arguments.get("delay", "")),
+            Input(name="priority", label="Priority", kind="text", value=arguments.get("priority", ""),
+                  hint=f"now {info.priority}"),
+        ],
+    )  # fmt: skip
+
+
+@action("reschedule", _reschedule_dialog)
+async def reschedule(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
+    delay, priority = form.get("delay", "").strip(), form.get("priority", "").strip()
+    try:
+        seconds = float(delay) if delay else None
+        wanted = int(priority) if priority else None
+    except ValueError:
+        raise BadRequest("give a number of seconds, and a priority that is an integer") from None
+    topic, message_id = given(arguments, "topic"), given(arguments, "id")
+    await caller.do(Reschedule(topic, message_id, delay=seconds, priority=wanted))
+    return Done(text="Rescheduled the message")
