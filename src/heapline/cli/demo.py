@@ -61,6 +61,7 @@ def demo(
     messages: Annotated[int, "Number of messages.", Meta(ge=MESSAGES_MIN)] = 200_000,
     dir: Annotated[Path | None, "Directory for the queue; must not exist or be empty."] = None,
     keep: Annotated[bool, "Keep the directory, so that you can inspect it."] = False,
+    serve: Annotated[bool, "Instead, serve a queue under a synthetic load until Ctrl-C, with its dashboard."] = False,
 ) -> None:
     """Watch a queue survive [bold]kill -9[/bold], in less than a minute.
 
@@ -69,10 +70,15 @@ def demo(
 
     Example:  [cyan]heapline demo --messages 50000[/cyan]
 
+    See a queue at work:  [cyan]heapline demo --serve[/cyan]
+
     Inspect it afterwards:  [cyan]heapline demo --keep --dir ./demo && heapline journal stats ./demo/data[/cyan]
     """
     console = make_console()
     directory, is_new = _directory(dir)
+    if serve:
+        _serve(directory, is_new, keep)
+        return
     try:
         run, ledger = _play(console, directory, messages)
     finally:
@@ -87,6 +93,16 @@ def demo(
         console.print(f"[bold red]FAILED: {'; '.join(run.faults)}[/bold red]")
         raise typer.Exit(1)
     console.print("[bold green]Nothing lost, nothing out of order, nothing delivered again after its ack.[/bold green]")
+
+
+def _serve(directory: Path, is_new: bool, keep: bool) -> None:
+    from heapline.cli.demo_load import serve_demo
+
+    try:
+        serve_demo(directory / "data")
+    finally:
+        if not keep:
+            shutil.rmtree(directory if is_new else directory / "data", ignore_errors=True)
 
 
 def _directory(wanted: Path | None) -> tuple[Path, bool]:

@@ -39,6 +39,7 @@ class Lazy(NamedTuple):
 SUBCOMMANDS = {
     "demo": Lazy("demo", "Watch a queue survive [bold]kill -9[/bold], in less than a minute.", "demo"),
     "serve": Lazy("serve", "Serve a queue to other processes.", "serve", "server"),
+    "dashboard": Lazy("dashboard", "Open the dashboard of a server in your browser, logged in.", "dashboard"),
     "topic": Lazy("topic", "Create, inspect, change and delete topics."),
     "put": Lazy("message", "Enqueue a message, or a file of messages.", "put"),
     "peek": Lazy("message", "Show the messages that would be popped next, best first.", "peek"),

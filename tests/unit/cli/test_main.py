@@ -118,9 +118,9 @@ COMMANDS = {path: (command, listed) for path, command, listed in every_command()
 #: First words of help: what the command does.
 VERBS = {
     "Add", "Cancel", "Change", "Check", "Copy", "Create", "Cut", "Delete", "Deliver", "Disable", "Enable", "Enqueue",
-    "Erase", "Forecast", "Forget", "Inspect", "Join", "Lease", "List", "Manage", "Measure", "Move", "Print", "Prove",
-    "Read", "Relay", "Remove", "Replace", "Report", "Resume", "Return", "Revoke", "Run", "Send", "Serve", "Show",
-    "Stop", "Watch",
+    "Erase", "Forecast", "Forget", "Inspect", "Join", "Lease", "List", "Manage", "Measure", "Move", "Open", "Print",
+    "Prove", "Read", "Relay", "Remove", "Replace", "Report", "Resume", "Return", "Revoke", "Run", "Send", "Serve",
+    "Show", "Stop", "Watch",
 }  # fmt: skip
 
 
