@@ -11,7 +11,7 @@ from heapline.contract.batches import ListBatches
 from heapline.contract.call import CALLS
 from heapline.contract.config import BrokerConfig
 from heapline.contract.groups import ListGroups
-from heapline.contract.inspection import Explain, ListLeases
+from heapline.contract.inspection import Explain, ListLeases, StatsSeries
 from heapline.contract.replays import ListReplays
 from heapline.contract.schedules import ListSchedules
 from heapline.contract.topics import SetPartitionThrottled, Snapshot
@@ -45,6 +45,7 @@ CALLS_BY_FEATURE = {
     "batches": ListBatches(),
     "explain": Explain("jobs"),
     "leases": ListLeases("jobs"),
+    "series": StatsSeries("jobs"),
 }
 
 

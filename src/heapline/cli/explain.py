@@ -1,7 +1,8 @@
-"""`heapline explain`: why messages are served in their order, and why one waits."""
+"""`heapline explain` and `series`: why messages are served in their order, and how depths and rates were over time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -10,9 +11,11 @@ from rich.text import Text
 
 from heapline.cli.connection import TopicArgument, over_network
 from heapline.cli.message_view import empty_topic_help
-from heapline.cli.output import Output, columns_table, count, harmless
+from heapline.cli.options import Past, span
+from heapline.cli.output import Output, columns_table, count, harmless, timestamp
 from heapline.contract.broker import Broker
-from heapline.contract.inspection import ExplainedMessage
+from heapline.contract.errors import BadRequest
+from heapline.contract.inspection import ExplainedMessage, TopicSeries
 from heapline.wire.json_forms import to_json
 
 
@@ -43,3 +46,33 @@ async def explain(
 def _table(items: list[ExplainedMessage]) -> Table:
     rows = [(str(item.line or ""), item.message.message_id, harmless(item.text)) for item in items]
     return columns_table("", ("line", "message_id", "why"), rows, right=(0,))
+
+
+@over_network(example="jobs", json="one object with lists of equal length: times, ready, delayed, leased, dead, …")
+async def series(
+    hl: Broker,
+    out: Output,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Topic. Default: all together.")] = None,
+    since: Annotated[Past | None, "Only points after this time, or this long ago, such as 2h."] = None,
+) -> None:
+    """Show depths and rates of a topic over the last 24 hours, or of all topics."""
+    found = await hl.stats_series(topic, since)
+    if out.as_json:
+        out.row(found)
+    elif not found.interval:
+        raise BadRequest("this broker keeps no series; a server does")
+    else:
+        out.rows(list(_rows(found)), _series_table, empty="nothing has changed in that time")
+
+
+def _rows(found: TopicSeries) -> Iterator[tuple[str, ...]]:
+    depths = zip(found.ready, found.delayed, found.leased, found.dead, strict=True)
+    done = zip(found.seconds, found.enqueued, found.done, found.failed, strict=True)
+    for at, now, (seconds, *sums), wait in zip(found.times, depths, done, found.oldest_wait, strict=True):
+        rates = (f"{total / seconds:.3g}" for total in sums)
+        yield timestamp(at * 1000), *map(count, now), *rates, span(wait) if wait else ""
+
+
+def _series_table(rows: list[tuple[str, ...]]) -> Table:
+    names = ("time", "ready", "delayed", "leased", "dead", "in/s", "done/s", "failed/s", "oldest wait")
+    return columns_table("", names, rows, right=tuple(range(1, len(names))))

@@ -49,6 +49,7 @@ SUBCOMMANDS = {
     "cancel": Lazy("message", "Remove waiting messages before they are delivered.", "cancel"),
     "reschedule": Lazy("message", "Change the due time or the priority of waiting messages.", "reschedule"),
     "lease": Lazy("lease", "List who holds which messages, and take them back."),
+    "series": Lazy("explain", "Show depths and rates of a topic over the last 24 hours, or of all topics.", "series"),
     "dlq": Lazy("dlq", "List, replay and delete dead letters."),
     "group": Lazy("group", "Manage consumer groups."),
     "replay": Lazy("replay", "Read past messages of a topic, or enqueue them again."),

@@ -303,6 +303,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         0  # steps of the event loop that calls gather for a turn, and while the disk is busy; 0 = none:
     )
     # callers in this process come together by themselves, those of a server one by one
+    series: bool = False  # keep depths and rates of the last day, for charts; a server does
     decision_retention: Span = 7 * 86400.0  # seconds that a committed batch is remembered, for repeated commits
 
     def validate(self) -> None:

@@ -133,3 +133,32 @@ class ListWorkers(Command[Page[WorkerInfo]]):
 
     cursor: Cursor | None = None
     limit: PageLimit = 100
+
+
+class TopicSeries(Struct, frozen=True, kw_only=True):
+    """Depths and rates over time, oldest first, one item per point in every list.
+
+    Points are added only when something changes: where some are missing, depths are as in the point before, and nothing
+    was done.
+    """
+
+    topic: str  # "" for all topics together
+    interval: int  # seconds between samples; 0: this broker keeps none (the setting `series`)
+    times: list[int]  # Unix time, in seconds
+    seconds: list[int]  # what a point stands for: 10, then 60 and 600 with age
+    ready: list[int]
+    delayed: list[int]
+    leased: list[int]
+    dead: list[int]
+    enqueued: list[int]  # these three: since the point before
+    done: list[int]
+    failed: list[int]  # nacked, timed out or dead
+    oldest_wait: list[int]  # seconds since the oldest ready message was enqueued; 0: none was ready
+
+
+@call(id=0xB4, rpc="StatsSeries", http="GET /v1/series", needs=Right.CONSUME, feature="series")
+class StatsSeries(Command[TopicSeries]):
+    """Return depths and rates of the last 24 hours, of one topic or of all together."""
+
+    topic: Topic | None = None
+    since: Instant | None = None

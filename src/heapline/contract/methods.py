@@ -328,6 +328,7 @@ class Methods:
 
     end_leases = command(inspection.EndLeases, _count)
     list_workers = listing(inspection.ListWorkers)
+    stats_series = command(inspection.StatsSeries)
 
     # -- dead letters ----------------------------------------------------------------------------------------------
 

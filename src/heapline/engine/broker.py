@@ -47,7 +47,19 @@ class EmbeddedBroker(TopicKeeper, Broker):
     """The broker returned by `heapline.open`; use it as an async context manager."""
 
     features: ClassVar[frozenset[str]] = frozenset(
-        {"queue", "partitions", "log", "groups", "replay", "schedules", "batches", "fairness", "explain", "leases"}
+        {
+            "queue",
+            "partitions",
+            "log",
+            "groups",
+            "replay",
+            "schedules",
+            "batches",
+            "fairness",
+            "explain",
+            "leases",
+            "series",
+        }
     )
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:

@@ -7,10 +7,11 @@ from collections.abc import Awaitable
 
 import numpy as np
 
-from heapline.contract import topics
+from heapline.contract import inspection, topics
 from heapline.contract.call import Context, Count, Page, page_of, read_page
 from heapline.contract.check import fail, instant_to_ms
 from heapline.contract.errors import CorruptionError, TopicNotFound, TopicReloading
+from heapline.contract.inspection import TopicSeries
 from heapline.contract.message import (
     DepthBucket,
     DueBucket,
@@ -26,6 +27,7 @@ from heapline.core.events import Paused, Resumed, Throttled
 from heapline.core.ids import unix_ms_of
 from heapline.core.latency import BOUNDS_MS
 from heapline.core.now import Now
+from heapline.core.series import DAY, FIELDS, STEP, Series
 from heapline.engine.counters import Counters
 from heapline.engine.handlers import handles
 from heapline.engine.runner import TopicRunner
@@ -141,6 +143,24 @@ def set_partition_throttled(
 @handles(topics.Snapshot)
 def snapshot(broker: TopicKeeper, command: topics.Snapshot, context: Context) -> Awaitable[None]:
     return broker.runner(command.topic).upkeep.snapshot()
+
+
+@handles(inspection.StatsSeries)
+async def stats_series(broker: TopicKeeper, command: inspection.StatsSeries, context: Context) -> TopicSeries:
+    runner = None if command.topic is None else broker.runner(command.topic)
+    series = broker.series.of(runner) or Series()
+    since = broker.clock.wall_ms() // 1000 - DAY
+    if command.since is not None:
+        since = max(since, instant_to_ms(command.since) // 1000)
+    points, steps = series.points(since)
+    columns = dict(zip(FIELDS, points.T.tolist(), strict=True))
+    return TopicSeries(
+        topic="" if runner is None else runner.name,
+        interval=STEP if broker.series.is_open else 0,
+        times=columns.pop("time"),
+        seconds=steps,
+        **columns,
+    )
 
 
 # -- statistics -------------------------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ from heapline.engine.runner import InstallHook, TopicRunner
 from heapline.engine.schedules.scheduler import Scheduler
 from heapline.engine.schedules.store import NAME as SCHEDULES
 from heapline.engine.schedules.store import ScheduleStore
+from heapline.engine.series import SeriesKeeper
 from heapline.engine.topic_growth import change, check_growth, grow
 from heapline.journal.disk import Disk, RealDisk, is_no_space
 from heapline.journal.records import CacheBudget
@@ -120,6 +121,7 @@ class TopicKeeper:
             ScheduleStore(InternalTopic(SCHEDULES, self._make_internal)), topic=self.runner, wall_ms=self._clock.wall_ms
         )
         self.replays = ReplayJobs(self._disk, path, self._io_or_fail, self._clock, self.runner)
+        self.series = SeriesKeeper(path, self._disk, self._clock, lambda: self._io, self._runners.values)
         self._closed = False
 
     @property
@@ -170,6 +172,8 @@ class TopicKeeper:
         self.batches.start(self._config.batch_timeout, self._config.decision_retention)
         self.schedules.start()
         self.replays.open()
+        if self._config.series:
+            await self.series.open()
 
     # -- internal topics -------------------------------------------------------------------------------------------
 
@@ -337,6 +341,7 @@ class TopicKeeper:
         self._closed = True
         try:
             await self.replays.close()
+            await self.series.close()
             await self._close_topics()
         finally:
             # A thread does not stop when its caller is cancelled: the directory is released after the last thread ends.

@@ -82,7 +82,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return is_loopback(self.host)
 
     def broker_config(self) -> BrokerConfig:
-        return make_broker_config({"gather_steps": GATHER_STEPS} | self.broker)
+        return make_broker_config({"gather_steps": GATHER_STEPS, "series": True} | self.broker)
 
     @property
     def token_ms(self) -> int:

@@ -17,6 +17,7 @@ import pytest
 from heapline.cli import output, put_file
 from heapline.cli.output import interruptible
 from heapline.contract.errors import UnavailableError
+from heapline.contract.inspection import TopicSeries
 from heapline.testing import HandClock
 from tests.unit.cli.memory_cli import Cli, make_cli
 
@@ -249,6 +250,28 @@ def test_malformed_line_is_rejected(cli: Cli, tmp_path: Path, line: Any, said: s
 def test_complete_messages_refuse_message_options(cli: Cli) -> None:
     said = cli("put", "jobs", "-f", "-", "--messages", "-p", "3", "--ttl", "1s", typed="{}\n", code=1).stderr
     assert "omit priority, ttl" in said
+
+
+# -- series ------------------------------------------------------------------------------------------------------------
+
+
+def test_broker_without_series_says_so(cli: Cli) -> None:
+    assert "keeps no series" in cli("series", "jobs", code=1).stderr
+    assert cli.json("series")[0]["times"] == []
+
+
+def test_series_are_shown_as_rates(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    depths = {"ready": [1000], "delayed": [0], "leased": [7], "dead": [0]}
+    sums = {"enqueued": [500], "done": [25], "failed": [0], "oldest_wait": [90]}
+    found = TopicSeries(topic="jobs", interval=10, times=[1_900_000_000], seconds=[10], **depths, **sums)
+
+    async def stats_series(topic: str | None, since: object) -> TopicSeries:
+        return found
+
+    monkeypatch.setattr(cli.broker, "stats_series", stats_series)
+    shown = cli("series", "jobs").stdout
+    for cell in (output.count(1000), "50", "2.5", "1m30s"):
+        assert f" {cell} " in shown, shown
 
 
 # -- leases ------------------------------------------------------------------------------------------------------------
