@@ -1,9 +1,11 @@
-"""Rows of topics: their statistics, sorted by what a person looks for."""
+"""Rows of topics: their statistics, sorted by what a person looks for, and how much is done now."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from heapline.contract.message import TopicStats
 from heapline.contract.topics import ListStats
@@ -34,3 +36,40 @@ class TopicRows:
         self.sort = sort
         by = _KEYS[sort]
         self.rows = sorted(stats, key=lambda topic: (by(topic), topic.topic))
+
+
+# -- rates -------------------------------------------------------------------------------------------------------------
+
+RATE_STEP, RATE_SPAN = 2.0, 10.0  # seconds between two samples of a topic, and over which its rates are taken
+STALE = 30.0  # seconds after which a sample says nothing about now
+
+
+class Rate(NamedTuple):
+    """Messages per second over the last seconds; None: not known yet."""
+
+    enqueued: float | None
+    done: float | None
+
+
+_samples: dict[str, deque[tuple[float, int, int]]] = {}  # by topic: time, and both totals
+
+
+def rates_now(stats: Sequence[TopicStats]) -> dict[str, Rate]:
+    """Return the rates of topics, from the totals that were read the last times."""
+    now = time.monotonic()
+    for name in [name for name, samples in _samples.items() if now - samples[-1][0] > STALE]:
+        del _samples[name]
+    return {topic.topic: _rate(topic, now) for topic in stats}
+
+
+def _rate(topic: TopicStats, now: float) -> Rate:
+    samples = _samples.setdefault(topic.topic, deque(maxlen=int(RATE_SPAN / RATE_STEP) + 1))
+    if samples and topic.enqueued_total < samples[-1][1]:
+        samples.clear()  # the topic was opened again
+    if not samples or now - samples[-1][0] >= RATE_STEP:
+        samples.append((now, topic.enqueued_total, topic.acked_total))
+    at, enqueued, done = samples[0]
+    seconds = samples[-1][0] - at
+    if seconds < RATE_STEP:
+        return Rate(None, None)
+    return Rate((samples[-1][1] - enqueued) / seconds, (samples[-1][2] - done) / seconds)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from heapline.contract.call import Right
 from heapline.contract.message import TopicStats
 from heapline.dashboard.caller import Caller
+from heapline.dashboard.charts import SPANS, rates_of, read_series
+from heapline.dashboard.features import features_of
 from heapline.dashboard.page import Place, page, path_to
 from heapline.dashboard.render import counted, duration
-from heapline.dashboard.topic_rows import ROWS_MAX, TopicRows, read_stats
+from heapline.dashboard.topic_rows import ROWS_MAX, TopicRows, rates_now, read_stats
 
 LATE = 600.0  # seconds that the oldest message waits before it is an alarm
 ALARMS_MAX = 6
@@ -28,12 +31,21 @@ async def overview(caller: Caller, place: Place) -> dict[str, Any]:
     stats, is_cut = await read_stats(caller)
     alarms = sorted(alarm for topic in stats for alarm in alarms_of(topic))
     sums = {name: sum(getattr(topic, name) for topic in stats) for name in ("ready", "delayed", "leased", "dead")}
+    rates = rates_now(stats)
+    chart = None
+    if caller.may(Right.CONSUME, None) and "series" in await features_of(caller):
+        chart = rates_of(await read_series(caller, None, place))
     rows = TopicRows(stats, place.choice("sort", "oldest", "ready", "delayed", "leased", "dead", "topic"))
     return {
         "title": "Overview",
         "alarms": alarms[:ALARMS_MAX],
         "alarms_left": max(0, len(alarms) - ALARMS_MAX),
         "sums": sums,
+        "rates": rates,
+        "done": sum(rate.done for rate in rates.values() if rate.done is not None) if rates else None,
+        "chart": chart,
+        "spans": SPANS,
+        "span": place.choice("span", *SPANS),
         "rows": rows,
         "topics": rows.rows[:ROWS_MAX],
         "topic_count": len(stats),

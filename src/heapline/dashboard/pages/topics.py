@@ -32,11 +32,12 @@ from heapline.contract.topics import (
 )
 from heapline.dashboard.actions import Arguments, Dialog, Done, Input, action, given
 from heapline.dashboard.caller import Caller
+from heapline.dashboard.charts import SPANS, depths_of, rates_of, read_series, waits_of
 from heapline.dashboard.features import features_of
 from heapline.dashboard.page import Place, page
 from heapline.dashboard.pages.leases import leases_of
 from heapline.dashboard.render import count, counted
-from heapline.dashboard.topic_rows import ROWS_MAX, TopicRows, read_stats
+from heapline.dashboard.topic_rows import ROWS_MAX, TopicRows, rates_now, read_stats
 
 HERD = 0.5  # share of the delayed messages that become due in one bucket of at most an hour; many workers then wait
 HERD_MIN = 100
@@ -59,6 +60,7 @@ async def topics(caller: Caller, place: Place) -> dict[str, Any]:
     return {
         "title": "Topics",
         "wanted": place.get("q"),
+        "rates": rates_now(stats),
         "rows": rows,
         "topics": rows.rows[first : first + ROWS_MAX],
         "first": first,
@@ -108,6 +110,10 @@ async def topic(caller: Caller, place: Place) -> dict[str, Any]:
     elif tab == "now":
         assert stats is not None
         variables |= _now(stats)
+        if "series" in features:
+            series = await read_series(caller, name, place)
+            charts = {"rates": rates_of(series), "depths": depths_of(series), "waits": waits_of(series)}
+            variables |= {"charts": charts, "spans": SPANS, "span": place.choice("span", *SPANS)}
     elif tab == "next":
         variables |= await _next(caller, name, features)
     elif tab == "leases":
@@ -143,6 +149,7 @@ def _now(stats: TopicStats) -> dict[str, Any]:
     return {
         "depths": stats.depth_by_priority,
         "depth_max": max((bucket.count for bucket in stats.depth_by_priority), default=1),
+        "charts": {},
         "due": due,
         "due_max": max((bucket.count for bucket in due), default=1),
         "herds": herds,

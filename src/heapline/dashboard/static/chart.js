@@ -64,7 +64,7 @@ class RateChart extends HTMLElement {
         cursor: { y: false },
         scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.15)] } },
         series: [{}, ...lines],
-        axes: [{ ...axis, values: clock, space: 80 }, { ...axis, size: 56 }],
+        axes: [{ ...axis, values: clock, space: 80, size: 28 }, { ...axis, size: 48 }],
       },
       JSON.parse(this.dataset.points),
       this,

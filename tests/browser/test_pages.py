@@ -1,0 +1,179 @@
+"""Every page under load, in light and dark: accessible, usable on a phone, and pictured for docs/dashboard.md.
+
+With HEAPLINE_PICTURES, a directory, and HEAPLINE_LOAD_SECONDS=200 this file also takes the pictures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import PATIENCE, ServerProcess, expect
+
+pytestmark = pytest.mark.slow
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+PICTURES = os.environ.get("HEAPLINE_PICTURES")
+LOAD_SECONDS = float(os.environ.get("HEAPLINE_LOAD_SECONDS", "6"))  # before the first page; longer for pictures
+PAGES = {
+    "overview": "/",
+    "topics": "/topics",
+    "topic": "/topics/webhooks",
+    "topic-due": "/topics/invoices",
+    "next": "/topics/reports?tab=next",
+    "leases": "/topics/thumbnails?tab=leases",
+    "groups": "/topics/mail?tab=groups",
+    "partitions": "/topics/invoices?tab=partitions",
+    "config": "/topics/webhooks?tab=config",
+    "messages": "/messages?q=in",
+    "message": "MESSAGE",
+    "dead-topics": "/dead",
+    "dead-letters": "/dead?topic=webhooks",
+    "workers": "/workers",
+    "schedules": "/schedules",
+    "keys": "/access",
+    "audit": "/audit",
+}
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Iterator[ServerProcess]:
+    """A server under the load of `heapline demo --serve`."""
+    server = ServerProcess(tmp_path_factory.mktemp("loaded") / "data").start()
+    key = server.data / "admin.key"
+    command = [sys.executable, "-m", "heapline.cli.demo_load", f"127.0.0.1:{server.port}", str(key)]
+    load = subprocess.Popen(command)
+    with server.client() as hl:
+        began = time.monotonic()
+        while time.monotonic() - began < PATIENCE and "exports" not in {topic.name for topic in hl.list_topics()}:
+            time.sleep(0.2)
+        hl.create_topic("imports", max_retries_default=0)
+        hl.enqueue("imports", b'{"file": "customers.csv", "rows": 88412}', headers={"task": "imports.run"})
+        (message,) = hl.pop("imports", 1, holder="imports-worker-1", wait=5.0)
+        message.nack(reason=TRACEBACK)
+    time.sleep(LOAD_SECONDS)
+    yield server
+    load.terminate()
+    load.wait(PATIENCE)
+    server.stop()
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/srv/venv/lib/python3.13/site-packages/heapline/client/tasks/worker.py", line 210, in _run
+    return await handler(message)
+  File "/srv/app/tasks/imports.py", line 63, in run
+    amount = Decimal(row["amount"])
+decimal.InvalidOperation: [<class 'decimal.ConversionSyntax'>]"""
+
+
+def address(server: ServerProcess, path: str) -> str:
+    if path == "MESSAGE":
+        with server.client() as hl:
+            dead = hl.dlq_list("imports")[0].message_id
+        path = f"/message?topic=imports&id={dead}"
+    return server.url + path
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_is_complete_live_and_accessible(
+    loaded: ServerProcess, log_in: Callable[..., Any], theme: str
+) -> None:
+    page = log_in(loaded, color_scheme=theme)
+    page.route("**/static/axe.js", lambda route: route.fulfill(body=axe_script(), content_type="text/javascript"))
+    for name, path in PAGES.items():
+        page.goto(address(loaded, path))
+        expect(page.locator("main h1")).to_be_visible()
+        assert not page.get_by_text("This did not work").count(), name
+        if page.locator("#link").count():
+            expect(page.locator("#link")).to_have_text("Live")
+        if PICTURES:
+            page.wait_for_timeout(1500)
+            page.screenshot(path=f"{PICTURES}/{name}-{theme}.png")
+        if AXE.exists():
+            assert not serious_faults(page), name
+
+
+def axe_script() -> str:
+    """Return axe-core, and a call that leaves its result in the page: a script of the page's own server, as the policy
+    wants."""
+    run = """
+    axe.run(document, {resultTypes: ["violations", "passes"]}).then(({violations, passes}) => {
+      const result = document.createElement("pre");
+      result.id = "axe-result";
+      const faults = violations.filter((each) => ["serious", "critical"].includes(each.impact));
+      result.textContent = JSON.stringify({
+        passes: passes.length,
+        faults: faults.map((each) => [each.id, each.nodes.length, each.nodes[0].html.slice(0, 200)]),
+      });
+      document.body.append(result);
+    });"""
+    return AXE.read_text() + run
+
+
+def serious_faults(page: Any) -> list[Any]:
+    page.add_script_tag(url="/ui/static/axe.js")
+    result = page.locator("#axe-result")
+    result.wait_for(state="attached")
+    found = json.loads(result.text_content())
+    assert found["passes"] > 10
+    faults: list[Any] = found["faults"]
+    return faults
+
+
+def test_pages_fit_a_phone(loaded: ServerProcess, log_in: Callable[..., Any]) -> None:
+    page = log_in(loaded)
+    page.set_viewport_size({"width": 360, "height": 740})
+    for name, path in PAGES.items():
+        page.goto(address(loaded, path))
+        box = page.locator("main").bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= 361, name
+        heads = page.locator("main .scroll thead th")
+        if heads.count():
+            expect(heads.first).to_be_visible()
+        if PICTURES and name in ("overview", "topic"):
+            page.wait_for_timeout(1500)
+            page.screenshot(path=f"{PICTURES}/{name}-phone.png")
+
+
+def test_keyboard_reaches_everything_that_is_needed_first(loaded: ServerProcess, log_in: Callable[..., Any]) -> None:
+    page = log_in(loaded)
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.locator("body").press("/")
+    expect(page.get_by_label("Message id or topic")).to_be_focused()
+    page.keyboard.press("Escape")
+    page.locator("h1").click()
+    page.keyboard.press("g")
+    page.keyboard.press("d")
+    expect(page).to_have_url(re.compile("/ui/dead$"))
+    page.keyboard.press("?")
+    expect(page.get_by_role("heading", name="Keyboard")).to_be_visible()
+    page.get_by_label("Turn single-key shortcuts off").check()
+    page.get_by_role("button", name="Close").click()
+    page.keyboard.press("g")
+    page.keyboard.press("o")
+    expect(page).to_have_url(re.compile("/ui/dead$"))
+
+
+def test_filters_sorts_and_pages_are_in_the_address(loaded: ServerProcess, log_in: Callable[..., Any]) -> None:
+    page = log_in(loaded)
+    page.goto(loaded.url + "/topics")
+    page.get_by_role("link", name="Ready").click()
+    expect(page).to_have_url(re.compile("sort=ready"))
+    expect(page.get_by_role("columnheader", name=re.compile("Ready"))).to_have_attribute("aria-sort", "descending")
+    page.get_by_label("Filter by name").fill("hook")
+    page.get_by_role("button", name="Filter").click()
+    expect(page).to_have_url(re.compile("q=hook"))
+    expect(page.locator("#topics tr")).to_have_count(1)
+    page.go_back()
+    expect(page.locator("#topics tr")).not_to_have_count(1)
