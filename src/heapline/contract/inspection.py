@@ -162,3 +162,39 @@ class StatsSeries(Command[TopicSeries]):
 
     topic: Topic | None = None
     since: Instant | None = None
+
+
+class MessageEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that happened to a message. Its kind is that of the log; "due" says when a delay ended."""
+
+    kind: str
+    at: datetime
+    offset: int | None = None
+    attempts: int | None = None  # of a lease: number of the delivery
+    holder: str | None = None
+    deadline: datetime | None = None
+    due_at: datetime | None = None
+    priority: int | None = None
+    reason: str | None = None
+    group: str | None = None
+    batch: str | None = None
+
+
+class MessageLife(Struct, frozen=True, kw_only=True):
+    """A message's life, oldest event first, as far as the journal has it."""
+
+    items: list[MessageEvent]
+    is_complete: bool  # begins with the enqueue; False: the journal's older part was reclaimed
+    known_since: datetime | None = None  # where the journal was read from
+    read_until: datetime
+    cursor: str | None = None  # there may be more; absent at the end of the log or of the message's life
+
+
+@call(id=0xB5, rpc="MessageHistory", http="GET /v1/heaps/{topic}/history", needs=Right.CONSUME, feature="history")
+class MessageHistory(Command[MessageLife]):
+    """Return what happened to one message, from the journal. Each call reads a bounded part of it."""
+
+    topic: Topic
+    message_id: MessageId
+    limit: PageLimit = 100
+    cursor: Cursor | None = None

@@ -317,6 +317,7 @@ class Methods:
         await self.do(messages.Reschedule(topic, message_id, delay, deliver_at, priority))
 
     explain = command(inspection.Explain)
+    message_history = command(inspection.MessageHistory)
 
     @plain
     async def list_leases(

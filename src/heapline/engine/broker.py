@@ -18,7 +18,7 @@ from heapline.contract.call import HERE, Command, Context, Feed
 from heapline.contract.config import BrokerConfig
 from heapline.contract.errors import Unsupported
 from heapline.contract.sync_broker import SyncBroker as _SyncBroker
-from heapline.engine import dead_letters, explanation, held_leases, leases, log, messages, topic_calls
+from heapline.engine import dead_letters, explanation, held_leases, history, leases, log, messages, topic_calls
 from heapline.engine.batches import handlers as batches
 from heapline.engine.groups import handlers as groups
 from heapline.engine.handlers import FEEDS, HANDLERS, handles
@@ -34,6 +34,7 @@ HANDLER_MODULES = (
     explanation,
     groups,
     held_leases,
+    history,
     leases,
     log,
     messages,
@@ -59,6 +60,7 @@ class EmbeddedBroker(TopicKeeper, Broker):
             "explain",
             "leases",
             "series",
+            "history",
         }
     )
 

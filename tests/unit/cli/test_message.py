@@ -252,6 +252,21 @@ def test_complete_messages_refuse_message_options(cli: Cli) -> None:
     assert "omit priority, ttl" in said
 
 
+# -- history -----------------------------------------------------------------------------------------------------------
+
+
+def test_history_shows_what_happened(cli: Cli) -> None:
+    (told,) = cli.json("put", "jobs", "x", "-p", "3")
+    id = bury(cli, "[red]broken")
+    assert id == told["message_id"]
+    events = cli.json("history", "jobs", id)
+    assert [event["kind"] for event in events] == ["enqueued", "leased", "dead_lettered"]
+    assert (events[0]["priority"], events[2]["reason"]) == (3, "[red]broken")
+    shown = cli("history", "jobs", id).stdout
+    assert "because '[red]broken'" in shown
+    assert "delivery 1" in shown
+
+
 # -- series ------------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""`heapline explain` and `series`: why messages are served in their order, and how depths and rates were over time."""
+"""`heapline explain`, `history` and `series`: the order of messages, the life of one, depths and rates over time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from heapline.cli.connection import TopicArgument, over_network
-from heapline.cli.message_view import empty_topic_help
+from heapline.cli.message_view import clock, empty_topic_help
 from heapline.cli.options import Past, span
 from heapline.cli.output import Output, columns_table, count, harmless, timestamp
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest
-from heapline.contract.inspection import ExplainedMessage, TopicSeries
+from heapline.contract.inspection import ExplainedMessage, MessageEvent, TopicSeries
 from heapline.wire.json_forms import to_json
 
 
@@ -48,6 +48,50 @@ def _table(items: list[ExplainedMessage]) -> Table:
     return columns_table("", ("line", "message_id", "why"), rows, right=(0,))
 
 
+@over_network(
+    example="jobs 01JGXV0Z000000G7M9QK2V4T8B",
+    json="one object per event, oldest first: kind, at, holder, deadline, due_at, reason, …",
+)
+async def history(
+    hl: Broker,
+    out: Output,
+    topic: TopicArgument,
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="Message id, as put and peek print it.")],
+) -> None:
+    """Show what happened to one message, from the journal.
+
+    It was enqueued, became due, was leased by whom, nacked why, acked or dead.
+    """
+    cursor: str | None = None
+    events: list[MessageEvent] = []
+    while True:
+        page = await hl.message_history(topic, message_id, cursor=cursor)
+        events += page.items
+        cursor = page.cursor
+        if cursor is None:
+            break
+    if not page.is_complete and page.known_since is not None:
+        out.note(f"the journal before {clock(page.known_since)} was reclaimed; what happened earlier is not known")
+    out.rows(events, _events_table, empty="nothing is known of it", json=to_json)
+
+
+def _events_table(events: list[MessageEvent]) -> Table:
+    return columns_table("", ("time", "event", "details"), [(clock(e.at), e.kind, _details(e)) for e in events])
+
+
+def _details(event: MessageEvent) -> Text:
+    facts: list[str] = []
+    if event.attempts is not None:
+        facts.append(f"delivery {event.attempts}")
+    if event.priority is not None:
+        facts.append(f"priority {event.priority}")
+    texts = {"by": event.holder, "because": event.reason, "group": event.group, "batch": event.batch}
+    facts += [f"{name} {text!r}" for name, text in texts.items() if text is not None]
+    times = {"until": event.deadline, "due": event.due_at}
+    facts += [f"{name} {clock(at)}" for name, at in times.items() if at is not None]
+    return harmless(", ".join(facts))
+
+
 @over_network(example="jobs", json="one object with lists of equal length: times, ready, delayed, leased, dead, …")
 async def series(
     hl: Broker,
@@ -55,7 +99,7 @@ async def series(
     topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Topic. Default: all together.")] = None,
     since: Annotated[Past | None, "Only points after this time, or this long ago, such as 2h."] = None,
 ) -> None:
-    """Show depths and rates of a topic over the last 24 hours, or of all topics."""
+    """Show depths and rates over the last 24 hours, of a topic or of all."""
     found = await hl.stats_series(topic, since)
     if out.as_json:
         out.row(found)
