@@ -215,3 +215,19 @@ def test_leases_show_their_holders_and_are_ended_by_selection(server: Any, log_i
         act(page, "End 1", "Ended 1 lease of held", Reason="stuck")
         expect(boxes).to_have_count(1)
         assert hl.stats("held").leased == 1
+
+
+def test_message_tells_its_life_from_the_journal(server: Any, log_in: Callable[..., Any]) -> None:
+    page = log_in(server)
+    with server.client() as hl:
+        hl.create_topic("lived", backoff=Backoff(base=0.0), max_retries_default=1)
+        info = hl.enqueue("lived", b"x")
+        hl.pop("lived", 1, holder="worker-1")[0].nack(reason="first failure")
+        (message,) = hl.pop("lived", 1, holder="worker-2")
+        page.goto(f"{server.url}/message?topic=lived&id={info.message_id}")
+        steps = page.locator(".timeline li")
+        expect(steps.nth(1)).to_contain_text("Leased by worker-1")
+        expect(steps.nth(2)).to_contain_text("first failure")
+        expect(steps.nth(3)).to_contain_text("Leased by worker-2, delivery 2")
+        message.ack()
+        expect(steps.nth(4)).to_contain_text("Done")

@@ -24,7 +24,7 @@ from starlette.routing import Route, Router
 from heapline.contract.errors import BadRequest, HeaplineError, PermissionDenied, Unauthenticated
 from heapline.dashboard import page as page_module
 from heapline.dashboard.actions import ACTIONS, Action
-from heapline.dashboard.caller import INTERFACE, Caller
+from heapline.dashboard.caller import INTERFACE, Caller, Memory
 from heapline.dashboard.features import features_of
 from heapline.dashboard.live import SIGNED_OUT, VIEWS_MAX, Views
 from heapline.dashboard.page import PageKind, Place, element_id, path_to
@@ -74,7 +74,7 @@ class Dashboard:
         self._prefix, self._read_only = settings.http_prefix, settings.read_only
         self._is_secure = settings.tls_certificate is not None
         self._is_open = isinstance(server.gate.guard, NoAuthGuard)
-        self.sessions = server.sessions
+        self.sessions, self._memory = server.sessions, Memory()
         self._files = _read_files()
         self._missing = [name for name in _third_party_files() if name not in self._files]
         self.views = Views(self._render_parts)
@@ -183,7 +183,9 @@ class Dashboard:
             return None
 
     def _caller(self, request: Request, session: Session) -> Caller:
-        return Caller(self._dispatcher, session.principal, {"x-correlation-id": request.state.correlation_id})
+        return Caller(
+            self._dispatcher, session.principal, self._memory, {"x-correlation-id": request.state.correlation_id}
+        )
 
     def _login_page(self, request: Request, status: int, error: str, after: str) -> Response:
         variables = {"error": error, "after": after, "theme": _theme(request), "title": "Log in"}

@@ -6,7 +6,9 @@ treat a call over HTTP. The commands of one page share a correlation id.
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from heapline.contract.call import Command, Page, Right
@@ -20,9 +22,22 @@ PAGES_MAX = 20  # of a list that is read as a whole
 R = TypeVar("R")
 
 
+@dataclass
+class Memory:
+    """What the pages of one server keep between two renderings.
+
+    A page uses an entry only after a command of its caller has shown the same topic or message, so rights hold.
+    """
+
+    totals: dict[str, deque[tuple[float, int, int]]] = field(default_factory=dict)  # see topic_rows.py
+    lives: OrderedDict[tuple[str, int], tuple[object, Any]] = field(default_factory=OrderedDict)  # see message_life.py
+
+
 class Caller:
-    def __init__(self, dispatcher: Dispatcher, principal: Principal, headers: Mapping[str, str] | None = None) -> None:
-        self._dispatcher, self.principal = dispatcher, principal
+    def __init__(
+        self, dispatcher: Dispatcher, principal: Principal, memory: Memory, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self._dispatcher, self.principal, self.memory = dispatcher, principal, memory
         self.correlation_id = correlation_id((headers or {}).get("x-correlation-id"))
         self._headers = {"x-correlation-id": self.correlation_id}
 

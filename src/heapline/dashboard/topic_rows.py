@@ -51,19 +51,19 @@ class Rate(NamedTuple):
     done: float | None
 
 
-_samples: dict[str, deque[tuple[float, int, int]]] = {}  # by topic: time, and both totals
+Samples = deque[tuple[float, int, int]]  # time, and both totals
 
 
-def rates_now(stats: Sequence[TopicStats]) -> dict[str, Rate]:
+def rates_now(caller: Caller, stats: Sequence[TopicStats]) -> dict[str, Rate]:
     """Return the rates of topics, from the totals that were read the last times."""
-    now = time.monotonic()
-    for name in [name for name, samples in _samples.items() if now - samples[-1][0] > STALE]:
-        del _samples[name]
-    return {topic.topic: _rate(topic, now) for topic in stats}
+    totals, now = caller.memory.totals, time.monotonic()
+    for name in [name for name, samples in totals.items() if now - samples[-1][0] > STALE]:
+        del totals[name]
+    return {topic.topic: _rate(totals, topic, now) for topic in stats}
 
 
-def _rate(topic: TopicStats, now: float) -> Rate:
-    samples = _samples.setdefault(topic.topic, deque(maxlen=int(RATE_SPAN / RATE_STEP) + 1))
+def _rate(totals: dict[str, Samples], topic: TopicStats, now: float) -> Rate:
+    samples = totals.setdefault(topic.topic, deque(maxlen=int(RATE_SPAN / RATE_STEP) + 1))
     if samples and topic.enqueued_total < samples[-1][1]:
         samples.clear()  # the topic was opened again
     if not samples or now - samples[-1][0] >= RATE_STEP:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -12,12 +11,12 @@ from heapline.contract.call import Right
 from heapline.contract.errors import BadRequest, HeaplineError
 from heapline.contract.ids import from_ulid, parse_id
 from heapline.contract.inspection import Explain
-from heapline.contract.message import MessageInfo
 from heapline.contract.messages import Cancel, GetMessage, Reschedule
 from heapline.contract.topics import ListTopics
 from heapline.dashboard.actions import Arguments, Dialog, Done, Input, action, given
 from heapline.dashboard.caller import Caller
 from heapline.dashboard.features import features_of
+from heapline.dashboard.message_life import Life, folded, known_steps, life_of
 from heapline.dashboard.page import Place, page, path_to
 from heapline.dashboard.topic_rows import ROWS_MAX
 
@@ -66,31 +65,27 @@ def message_path(topic: str, message_id: str) -> str:
 # -- one message -------------------------------------------------------------------------------------------------------
 
 
-class Step(NamedTuple):
-    """One entry of a message's life."""
-
-    at: datetime | None
-    kind: str  # a state, for its color
-    text: str
-    detail: str = ""
-
-
 @page("/message", "messages", "message.html")
 async def message(caller: Caller, place: Place) -> dict[str, Any]:
     topic, message_id = place.get("topic"), place.get("id")
     if not topic or not message_id:
         raise BadRequest("the address of a message has its topic and its id; search for it")
     info = await caller.do(GetMessage(topic, message_id))
+    features = await features_of(caller)
     sentence = ""
-    if info.state in WAITING and "explain" in await features_of(caller):
+    if info.state in WAITING and "explain" in features:
         explained = (await caller.do(Explain(topic, 1, info.message_id))).items
         sentence = explained[0].text if explained else ""
+    life = Life(known_steps(info))
+    if "history" in features:
+        life = await life_of(caller, info, place.get("cursor") or None)
     view = place.choice("as", *views_of(info.payload))
     return {
         "title": info.message_id,
         "info": info,
         "sentence": sentence,
-        "steps": steps_of(info),
+        "life": life,
+        "folded": folded,
         "views": views_of(info.payload),
         "view": view,
         "payload": payload_as(view, info.payload),
@@ -98,26 +93,6 @@ async def message(caller: Caller, place: Place) -> dict[str, Any]:
         "is_waiting": info.state in WAITING,
         "may_produce": caller.may(Right.PRODUCE, topic),
     }
-
-
-def steps_of(info: MessageInfo) -> list[Step]:
-    """Return what is known of a message's life without reading the journal."""
-    steps = [Step(info.enqueued_at, "", "Enqueued")]
-    if info.due_at is not None and info.enqueued_at is not None and info.due_at > info.enqueued_at:
-        steps.append(Step(info.due_at, "delayed", "Due"))
-    if info.attempts:
-        plural = "s" if info.attempts > 1 else ""
-        steps.append(Step(None, "leased", f"Delivered {info.attempts} time{plural}", ""))
-    if info.state == "leased":
-        steps.append(Step(info.deadline, "leased", "Lease ends", info.holder or ""))
-    if info.state == "ready":
-        steps.append(Step(None, "ready", "Waits for a worker", info.reason or ""))
-    if info.state == "delayed" and info.reason:
-        steps.append(Step(None, "warn", "Failed, waits for a retry", info.reason))
-    if info.ended_at is not None or info.state not in ("ready", "delayed", "leased"):
-        kind = {"acked": "ok", "dead": "dead"}.get(info.state, "warn")
-        steps.append(Step(info.ended_at, kind, info.state.capitalize(), info.reason or ""))
-    return steps
 
 
 def views_of(payload: bytes | None) -> tuple[str, ...]:

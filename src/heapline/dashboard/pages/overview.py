@@ -31,7 +31,7 @@ async def overview(caller: Caller, place: Place) -> dict[str, Any]:
     stats, is_cut = await read_stats(caller)
     alarms = sorted(alarm for topic in stats for alarm in alarms_of(topic))
     sums = {name: sum(getattr(topic, name) for topic in stats) for name in ("ready", "delayed", "leased", "dead")}
-    rates = rates_now(stats)
+    rates = rates_now(caller, stats)
     chart = None
     if caller.may(Right.CONSUME, None) and "series" in await features_of(caller):
         chart = rates_of(await read_series(caller, None, place))

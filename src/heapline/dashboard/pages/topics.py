@@ -60,7 +60,7 @@ async def topics(caller: Caller, place: Place) -> dict[str, Any]:
     return {
         "title": "Topics",
         "wanted": place.get("q"),
-        "rates": rates_now(stats),
+        "rates": rates_now(caller, stats),
         "rows": rows,
         "topics": rows.rows[first : first + ROWS_MAX],
         "first": first,
