@@ -14,7 +14,7 @@ from heapline.contract.call import CALLS
 from heapline.contract.config import BrokerConfig
 from heapline.contract.errors import MessageNotFound
 from heapline.contract.groups import ListGroups
-from heapline.contract.inspection import Explain, ListLeases, MessageHistory, StatsSeries
+from heapline.contract.inspection import Explain, ListLeases, MessageHistory, SearchMessages, StatsSeries
 from heapline.contract.replays import ListReplays
 from heapline.contract.schedules import ListSchedules
 from heapline.contract.topics import SetPartitionThrottled, Snapshot
@@ -50,6 +50,7 @@ CALLS_BY_FEATURE = {
     "leases": ListLeases("jobs"),
     "series": StatsSeries("jobs"),
     "history": MessageHistory("jobs", 1),
+    "search": SearchMessages("jobs", "x"),
 }
 
 

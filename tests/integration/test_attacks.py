@@ -105,6 +105,7 @@ def command_for(name: str, topic: str) -> Any:
         "DlqDelete": {"where": DlqFilter()},
         "UpdateUser": {"disabled": True},
         "EndLeases": {"ids": ["1"]},
+        "SearchMessages": {"text": "x"},
         "EnqueueBatch": {"messages": NewMessages([b"x"])},
     }
     plain = {

@@ -1,11 +1,12 @@
-"""`heapline explain`, `history` and `series`: the order of messages, the life of one, depths and rates over time."""
+"""`heapline explain`, `history`, `search` and `series`: the order of messages, the life of one, text in them, rates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from msgspec import Meta
 from rich.table import Table
 from rich.text import Text
 
@@ -15,7 +16,7 @@ from heapline.cli.options import Past, span
 from heapline.cli.output import Output, columns_table, count, harmless, timestamp
 from heapline.contract.broker import Broker
 from heapline.contract.errors import BadRequest
-from heapline.contract.inspection import ExplainedMessage, MessageEvent, TopicSeries
+from heapline.contract.inspection import ExplainedMessage, FoundMessage, MessageEvent, TopicSeries
 from heapline.wire.json_forms import to_json
 
 
@@ -90,6 +91,42 @@ def _details(event: MessageEvent) -> Text:
     times = {"until": event.deadline, "due": event.due_at}
     facts += [f"{name} {clock(at)}" for name, at in times.items() if at is not None]
     return harmless(", ".join(facts))
+
+
+@over_network(
+    example="jobs order-4711",
+    json="one object per message: message, where (key, payload, header NAME) and excerpt.",
+)
+async def search(
+    hl: Broker,
+    out: Output,
+    topic: TopicArgument,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="Text in payload, key or headers, ignoring case.")
+    ] = None,
+    key: Annotated[str | None, "Only this partition key."] = None,
+    header: Annotated[str | None, "-H", "Only messages with this header: NAME=VALUE, or a name."] = None,
+    state: Annotated[str | None, "Only messages that are ready, delayed, leased or dead."] = None,
+    limit: Annotated[int, "-n", "Maximum number of messages.", Meta(ge=1)] = 50,
+) -> None:
+    """Show the messages in a topic that contain a text. Reads all of them, the oldest first."""
+    found: list[FoundMessage] = []
+    cursor: str | None = None
+    query: Any = {"key": key, "header": header, "state": state}
+    while len(found) < limit:
+        page = await hl.search_messages(topic, text, limit=min(limit - len(found), 1000), cursor=cursor, **query)
+        found += page.items
+        cursor = page.cursor
+        if cursor is None:
+            break
+        if out.console.is_terminal:
+            out.note(f"{count(page.read)} of {count(page.total)} messages read", "dim")
+    out.rows(found, _found_table, empty="no message matches", json=to_json, limit=limit)
+
+
+def _found_table(found: list[FoundMessage]) -> Table:
+    rows = [(row.message.message_id, row.message.state, harmless(row.where), harmless(row.excerpt)) for row in found]
+    return columns_table("", ("message_id", "state", "where", "text"), rows)
 
 
 @over_network(example="jobs", json="one object with lists of equal length: times, ready, delayed, leased, dead, …")

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from heapline.contract.call import Access, Command, Count, Page, Repeat, Right, call
 from heapline.contract.errors import BadRequest
-from heapline.contract.fields import Cursor, Instant, Label, MessageId, Reason, Topic
+from heapline.contract.fields import Cursor, Instant, Key, Label, MessageId, Reason, Topic
 from heapline.contract.ids import to_ulid
 from heapline.contract.message import MessageInfo, repr_with_ulid
 
@@ -198,3 +198,42 @@ class MessageHistory(Command[MessageLife]):
     message_id: MessageId
     limit: PageLimit = 100
     cursor: Cursor | None = None
+
+
+SearchText = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class FoundMessage(Struct, frozen=True, kw_only=True):
+    message: MessageInfo  # without payload and headers
+    where: str  # "key", "fairness_key", "payload", or "header" and its name
+    excerpt: str  # the text around the match
+
+
+class SearchResult(Struct, frozen=True, kw_only=True):
+    """Matches in a part of a topic's messages, and how much of them was read so far."""
+
+    items: list[FoundMessage]
+    read: int  # messages read by this call and the ones before
+    total: int  # messages in the topic now
+    cursor: str | None = None  # absent: all were read
+
+
+@call(id=0xB6, rpc="SearchMessages", http="GET /v1/heaps/{topic}/search", needs=Right.CONSUME, feature="search")
+class SearchMessages(Command[SearchResult]):
+    """Search the messages in a topic for text in payload, key or headers, ignoring case.
+
+    Each call reads a bounded number of messages, from the oldest record on, and may find none; continue with the
+    cursor.
+    """
+
+    topic: Topic
+    text: SearchText | None = None
+    key: Key | None = None
+    header: SearchText | None = None
+    state: Literal["ready", "delayed", "leased", "dead"] | None = None
+    limit: PageLimit = 50
+    cursor: Cursor | None = None
+
+    def validate(self) -> None:
+        if self.text is None and self.key is None and self.header is None:
+            raise BadRequest("say what to search for: give text, key (the whole key) or header (NAME=VALUE, or a name)")

@@ -318,6 +318,7 @@ class Methods:
 
     explain = command(inspection.Explain)
     message_history = command(inspection.MessageHistory)
+    search_messages = command(inspection.SearchMessages)
 
     @plain
     async def list_leases(

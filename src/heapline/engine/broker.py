@@ -18,7 +18,7 @@ from heapline.contract.call import HERE, Command, Context, Feed
 from heapline.contract.config import BrokerConfig
 from heapline.contract.errors import Unsupported
 from heapline.contract.sync_broker import SyncBroker as _SyncBroker
-from heapline.engine import dead_letters, explanation, held_leases, history, leases, log, messages, topic_calls
+from heapline.engine import dead_letters, explanation, held_leases, history, leases, log, messages, search, topic_calls
 from heapline.engine.batches import handlers as batches
 from heapline.engine.groups import handlers as groups
 from heapline.engine.handlers import FEEDS, HANDLERS, handles
@@ -40,6 +40,7 @@ HANDLER_MODULES = (
     messages,
     replays,
     schedules,
+    search,
     topic_calls,
 )
 
@@ -61,6 +62,7 @@ class EmbeddedBroker(TopicKeeper, Broker):
             "leases",
             "series",
             "history",
+            "search",
         }
     )
 

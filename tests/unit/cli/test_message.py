@@ -267,6 +267,21 @@ def test_history_shows_what_happened(cli: Cli) -> None:
     assert "delivery 1" in shown
 
 
+# -- search ------------------------------------------------------------------------------------------------------------
+
+
+def test_search_shows_where_the_text_is(cli: Cli) -> None:
+    for n in range(3):
+        cli("put", "jobs", f"order [red]{n}", "-H", f"n={n}")
+    assert len(cli.json("search", "jobs", "ORDER")) == 3
+    (row,) = cli.json("search", "jobs", "order", "--header", "n=1")
+    assert (row["where"], row["excerpt"]) == ("payload", "order [red]1")
+    assert "order [red]1" in cli("search", "jobs", "-H", "n=1", "order").stdout
+    assert cli("search", "jobs", "absent").stdout == "no message matches\n"
+    assert len(cli.json("search", "jobs", "order", "-n", "2")) == 2
+    assert "give text" in cli("search", "jobs", code=1).stderr
+
+
 # -- series ------------------------------------------------------------------------------------------------------------
 
 
