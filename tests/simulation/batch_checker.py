@@ -1,7 +1,7 @@
-"""`BatchAllOrNothing` for prepared batches: judged over all topics at once, for that is what is promised.
+"""`BatchAllOrNothing` for prepared batches: judged over all topics together, because that is the promise.
 
-Of a committed batch every message of the named parts is there and none of the others; of an aborted or undecided one
-none is. Where a commit got no answer, either must explain all that was seen, in every topic.
+Of a committed batch every message of the named parts is visible and none of the others; of an aborted or undecided one
+none is. If a commit was not answered, either outcome must explain everything that was seen, in every topic.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Story:
         possible = [call for call in self._commits if call.ended > last_abort]
         if answered:
             yield from self._numbers(answered)
-            # An earlier commit of the same parts without an answer may be the one that took effect.
+            # An earlier unanswered commit of the same parts may be the one that took effect.
             possible = [answered[0], *(call for call in possible if self._may_be_repeated_by(answered[0], call))]
         if any(self._explains(call, there) for call in possible):
             return

@@ -1,7 +1,7 @@
-"""A seeded client that prepares, commits and aborts batches, as a sink with several attempts at each task would.
+"""A seeded client that prepares, commits and aborts batches, like a sink with several attempts at each task.
 
 Parts span one topic or two; an attempt may be prepared twice under two names with the same messages, of which the
-driver names one; what got no answer is repeated, given up, or decided all the same. All goes through the history.
+driver names one; unanswered calls are repeated, abandoned, or decided anyway. All calls are in the history.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Batcher(Producer):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._batches: dict[str, dict[str, Shares]] = {}  # not known to be decided
-        self._named: dict[str, list[str]] = {}  # what a commit without an answer named
+        self._named: dict[str, list[str]] = {}  # the parts named by an unanswered commit
         self._made = 0
 
     async def act(self, topic: str) -> None:
@@ -43,10 +43,10 @@ class Batcher(Producer):
         rng, parts = self.rng, self._batches[batch]
         again = rng.choice(sorted(parts)) if parts and rng.random() < 0.3 else None
         if again is not None and rng.random() < 0.5:
-            part, shares = again, parts[again]  # repeated as it is
+            part, shares = again, parts[again]  # repeated unchanged
         else:
             part = f"part-{len(parts)}"
-            # Another attempt at the same task brings the same messages under the same identities.
+            # Another attempt at the same task has the same messages under the same identities.
             shares = self._new_shares(topic) if again is None or not _identified(parts[again]) else parts[again]
         parts[part] = shares
         sent = {name: [m.sent for m in messages] for name, messages in shares.items()}
@@ -72,7 +72,7 @@ class Batcher(Producer):
     async def _commit(self, batch: str) -> None:
         rng, parts = self.rng, self._batches[batch]
         if batch in self._named:
-            if rng.random() < 0.2:  # the driver died; its successor knows nothing of the commit
+            if rng.random() < 0.2:  # the driver died; its successor does not know of the commit
                 del self._named[batch]
                 await self._abort(batch)
                 return
@@ -86,7 +86,7 @@ class Batcher(Producer):
             self._named[batch] = named
         elif call.outcome == "ok":
             self._named.pop(batch, None)
-            if rng.random() < 0.7:  # else it is repeated, or decided otherwise, later
+            if rng.random() < 0.7:  # otherwise it is repeated, or decided differently, later
                 del self._batches[batch]
 
     async def _abort(self, batch: str) -> None:

@@ -1,6 +1,6 @@
-"""Checkers, named for the promises they hold a history to. Each yields its complaints in words; none means kept.
+"""Checkers, named for the promises that they check in a history. Each yields complaints as text; none means kept.
 
-They see only what clients saw (history.py), so they hold for any broker. Where an outcome is unknown every possibility
+They use only what clients saw (history.py), so they apply to any broker. If an outcome is unknown, every possibility
 is allowed: a checker complains only when no possibility explains what was seen.
 """
 
@@ -15,7 +15,7 @@ from tests.simulation.history import UNSURE, Call, History, name_in
 from tests.simulation.limit_checker import KeyLimit
 from tests.simulation.order_checker import StrictOrder
 
-SLACK_MS = 2  # two clocks are read at two moments, in whole milliseconds
+SLACK_MS = 2  # two clocks are read at two times, in whole milliseconds
 
 
 class Checker(Protocol):
@@ -23,7 +23,7 @@ class Checker(Protocol):
 
 
 class NoLostMessage:
-    """A message whose enqueue was answered is there at the end, unless something may have removed it."""
+    """A message whose enqueue was answered exists at the end, unless a call may have removed it."""
 
     def complaints(self, seen: Evidence) -> Iterator[str]:
         if seen.topic not in seen.history.drained:
@@ -46,7 +46,7 @@ class NoLostMessage:
 
 
 class RefusedChangesNothing:
-    """A message is only ever seen if an enqueue of it was answered, or may have been carried out."""
+    """A message is only seen if an enqueue of it was answered, or may have been executed."""
 
     def complaints(self, seen: Evidence) -> Iterator[str]:
         for life in seen.lives.values():
@@ -62,7 +62,7 @@ class RefusedChangesNothing:
 
 
 class PayloadIntact:
-    """What comes out is what went in, byte for byte."""
+    """Delivered bytes equal the enqueued bytes."""
 
     def complaints(self, seen: Evidence) -> Iterator[str]:
         for life in seen.lives.values():
@@ -84,10 +84,10 @@ class SingleLease:
                 yield f"call {call.number} returned a message twice"
         for life, first, second in seen.pairs():
             if first.got.token == second.got.token:
-                yield f"calls {first.call.number} and {second.call.number} were both given lease {first.got.token}"
+                yield f"calls {first.call.number} and {second.call.number} both got lease {first.got.token}"
             elif not self._had_ended(life, first, second):
                 yield (
-                    f"{life.id} was given to call {second.call.number} at {second.decided}, while call "
+                    f"{life.id} was delivered to call {second.call.number} at {second.decided}, while call "
                     f"{first.call.number} held it until {self._held_until(life, first)}"
                 )
 
@@ -98,7 +98,7 @@ class SingleLease:
 
     @staticmethod
     def _held_until(life: Life, held: Delivery) -> int:
-        """Steady time. An answered extension counts for certain: the next lease can only have come after it."""
+        """Steady time. An answered extension counts: the next lease can only be later."""
         extended = [
             int(c.result["deadlines"].get(life.id, 0))
             for c in life.extends if c.outcome == "ok" and is_on(c, held.got) and "deadlines" in c.result
@@ -107,7 +107,7 @@ class SingleLease:
 
 
 class AckedStaysGone:
-    """What was acked, cancelled, deleted or purged, and answered so, is never seen again."""
+    """A message that was acked, cancelled, deleted or purged, and answered so, is never seen again."""
 
     def complaints(self, seen: Evidence) -> Iterator[str]:
         for life in seen.lives.values():
@@ -129,7 +129,7 @@ class AckedStaysGone:
                 yield f"{life.id} ended by {end.verb} (call {end.number}) is a dead letter in call {listed.number}"
 
     def _purged(self, seen: Evidence, life: Life) -> Iterator[str]:
-        """Certainly waiting when a purge came: enqueued before, never out until after."""
+        """Certainly waiting when a purge was called: enqueued before, first leased only afterwards."""
         if not life.deliveries or seen.listed[life.id]:
             return
         first = life.deliveries[0].call
@@ -137,16 +137,16 @@ class AckedStaysGone:
         for purge in seen.purges:
             waited = bool(enqueued) and min(enqueued) < purge.started and first.started > purge.ended
             if purge.outcome == "ok" and waited and not self._out_unseen(seen, purge):
-                yield f"{life.id} was waiting when call {purge.number} purged, and came in call {first.number}"
+                yield f"{life.id} was waiting when call {purge.number} purged, and was delivered in call {first.number}"
 
     @staticmethod
     def _out_unseen(seen: Evidence, purge: Call) -> bool:
-        """A pop whose answer was lost may have had it out on lease when the purge came."""
+        """An unanswered pop may have leased it when the purge was called."""
         return any(pop.started < purge.ended for pop in seen.unsure_pops)
 
 
 class NoDoubleEnqueue:
-    """One message sent again under its identity is one message; and no message is ever made twice."""
+    """One message sent again under its identity is one message; and no message is ever duplicated."""
 
     def complaints(self, seen: Evidence) -> Iterator[str]:
         ids: dict[str, set[int]] = {}
@@ -169,7 +169,7 @@ class NoDoubleEnqueue:
 
 
 class BatchAllOrNothing:
-    """Of an atomic batch all messages are there, or none. Prepared ones: batch_checker.py."""
+    """All messages of an atomic batch exist, or none. Prepared batches are in batch_checker.py."""
 
     def complaints(self, seen: Evidence) -> Iterator[str]:
         if seen.topic not in seen.history.drained or seen.topic in seen.history.damaged:
@@ -181,24 +181,24 @@ class BatchAllOrNothing:
             if not call.args["atomic"] or len(names) < 2 or not call.may_have_happened:
                 continue
             if call.outcome == "ok" and any(told.error for told in call.result):
-                yield f"call {call.number} refused some of an atomic batch and took others"
+                yield f"call {call.number} refused some of an atomic batch and accepted others"
             there = [name for name in names if name in visible]
             if there and len(there) < len(names) and not self._may_be_short(seen, call):
                 missing = sorted(set(names) - set(there))
-                yield f"of the batch in call {call.number} {len(there)} are there, and not {missing[:5]}"
+                yield f"of the batch in call {call.number} {len(there)} exist, and not {missing[:5]}"
 
     @staticmethod
     def _may_be_short(seen: Evidence, call: Call) -> bool:
         messages = call.args["messages"]
         if any(message.ttl is not None for message in messages):
             return True
-        # An earlier send without an answer may have enqueued the batch before this call.
+        # An earlier unanswered send may have enqueued the batch before this call.
         first = min(send.started for send in seen.sends[messages[0].name] if send.may_have_happened)
         return any(purge.ended > first for purge in seen.purges)
 
 
 class NeverEarly:
-    """Nothing is delivered before it is due: its delay, its moment, its back-off, its new date."""
+    """Nothing is delivered before it is due: its delay, delivery time, backoff or new date."""
 
     def complaints(self, seen: Evidence) -> Iterator[str]:
         for life in seen.lives.values():
@@ -226,7 +226,7 @@ class NeverEarly:
 
     @staticmethod
     def _latest_wall(history: History, call: Call) -> int:
-        """The latest that the wall clock has ever shown up to the end of a call."""
+        """The highest value that the wall clock has shown up to the end of a call."""
         return max([call.wall_end, *(note.wall_ms for note in history.notes if note.order < call.ended)])
 
     @staticmethod
@@ -238,7 +238,7 @@ class NeverEarly:
         if last.outcome != "ok" or last.args.get("delay") is None or any(m.ended > last.started for m in before[:-1]):
             return
         if last.ended > delivery.call.started and delivery.call.started < last.started:
-            return  # they ran side by side: the pop may have come first
+            return  # they ran concurrently: the pop may have been first
         start = last.decided_after
         if start is not None and delivery.decided < start + round(last.args["delay"] * 1000) - SLACK_MS:
             yield (
@@ -255,27 +255,27 @@ class NeverEarly:
         earliest = held_until + self._least(seen, first)
         for call in named:
             if call.verb != "nack" or call.decided_after is None:
-                return  # a release comes back at once; a bury only by a replay
+                return  # a release returns it immediately; a bury only by a replay
             backoff = call.args.get("backoff")
             wait = self._least(seen, first) if backoff is None else round(backoff * 1000)
             rested = call.decided_after + wait
             earliest = rested if call.outcome == "ok" else min(earliest, rested)
         if second.decided < earliest - SLACK_MS:
             yield (
-                f"{life.id} failed in call {first.call.number} and was to rest until {earliest}, "
-                f"but came in call {second.call.number} at {second.decided}"
+                f"{life.id} failed in call {first.call.number} and was due again at {earliest}, "
+                f"but was delivered in call {second.call.number} at {second.decided}"
             )
 
     @staticmethod
     def _least(seen: Evidence, failed: Delivery) -> int:
-        """The shortest rest that the topic's back-off allows after this delivery, in ms."""
+        """Return the shortest backoff that the topic allows after this delivery, in ms."""
         backoff = seen.config.backoff
         wait = min(backoff.max, backoff.base * backoff.factor ** (failed.got.attempts - 1))
         return int(wait * (1 - backoff.jitter) * 1000)
 
 
 class AttemptsCounted:
-    """`attempts` is 1 at first, one more after each failure, the same after a release; and it has an end."""
+    """`attempts` is 1 at first, one more after each failure, unchanged after a release; and it has a maximum."""
 
     def complaints(self, seen: Evidence) -> Iterator[str]:
         for life in seen.lives.values():
@@ -289,12 +289,12 @@ class AttemptsCounted:
                 got = delivery.got
                 if not low + 1 <= got.attempts <= high + 1:
                     yield (
-                        f"{life.id} came as attempt {got.attempts} in call {delivery.call.number}; "
-                        f"{low + 1} to {high + 1} can be explained"
+                        f"{life.id} was delivered as attempt {got.attempts} in call {delivery.call.number}; "
+                        f"{low + 1} to {high + 1} are possible"
                     )
                 limit = self._limit(seen, got.name)
                 if got.attempts > limit:
-                    yield f"{life.id} came as attempt {got.attempts} of {limit} in call {delivery.call.number}"
+                    yield f"{life.id} was delivered as attempt {got.attempts} of {limit} in call {delivery.call.number}"
                 low = high = got.attempts
                 releases = [c for c in life.returns if c.verb == "release" and is_on(c, got)]
                 if releases:
@@ -310,7 +310,7 @@ class AttemptsCounted:
 
 
 class NoFalseAlarm:
-    """Corruption is reported only where bytes were damaged, or could not be read."""
+    """Corruption is reported only for bytes that were damaged or unreadable."""
 
     def complaints(self, seen: Evidence) -> Iterator[str]:
         if seen.topic in seen.history.damaged:
@@ -319,9 +319,9 @@ class NoFalseAlarm:
             if call.topic != seen.topic or call.ended > seen.history.reads_failed:
                 continue
             if "batch" in call.args and seen.history.damaged:
-                continue  # it is about several topics, and one of them is damaged
+                continue  # it concerns several topics, and one of them is damaged
             if call.error is not None and "Corrupt" in type(call.error).__name__:
-                yield f"call {call.number} was told {call.error}, though nothing was damaged"
+                yield f"call {call.number} got {call.error}, though nothing was damaged"
         for rows in seen.listed.values():
             for dead, call in rows:
                 if "corrupt" in dead.reason and call.started < seen.history.reads_failed:
@@ -336,7 +336,7 @@ ALL: tuple[Checker, ...] = (
 
 
 def judge(history: History, checkers: tuple[Checker, ...] = ALL) -> list[str]:
-    """All complaints, each with the name of the promise it is about."""
+    """Return all complaints, each with the name of its promise."""
     found = []
     evidence = {topic: Evidence(history, topic) for topic in history.topics}
     for topic, seen in evidence.items():

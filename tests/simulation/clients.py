@@ -1,7 +1,7 @@
-"""Seeded clients of a simulated node: producers, workers, an operator, and the one who empties everything at the end.
+"""Seeded clients of a simulated node: producers, workers, an operator, and one that empties everything at the end.
 
-What a client holds (leases, messages whose enqueue got no answer) outlives the node: after a crash it comes back with
-it, as real ones do. Every call goes through the history. Faults are not made here.
+A client's state (leases, messages whose enqueue was not answered) outlives the node: after a crash it continues with
+it, as real clients do. Every call is in the history. Faults are injected elsewhere.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.simulation.node import Node, Unexpected
 CALL_SECONDS_MAX = 300.0
 PRIORITIES = (-(1 << 63), -5, 0, 1, 2, 3, 3, 3, 7, (1 << 63) - 1)
 HELD_MAX = 200
-PARTITIONS_MAX = 24  # of a topic that grows and grows
+PARTITIONS_MAX = 24  # of a topic that grows repeatedly
 
 
 class Numbered(NamedTuple):
-    """A message with all that a repeated send must repeat."""
+    """A message with everything that a repeated send must repeat."""
 
     sent: Sent
     key: str | None = None
@@ -74,7 +74,7 @@ class Client:
         self, verb: str, topic: str, work: Awaitable[Any], read: Callable[[Any], Any] = lambda answer: answer,
         patience: float | None = None, **args: Any,
     ) -> Call:  # fmt: skip
-        """One call on the broker. With `patience` the client gives up after so long and does not know the outcome."""
+        """Make one call on the broker. With `patience` the client gives up after that time, without an outcome."""
         limit = CALL_SECONDS_MAX if patience is None else patience
         try:
             return await self.node.history.record(
@@ -130,7 +130,7 @@ class Producer(Client):
             self._again.append(batch)  # a client sends it again although it was answered
 
     def _answered_below(self, batch: Batch) -> int | None:
-        """The least number that is still without an answer; what may be sent again counts as that."""
+        """Return the lowest number without an answer, including numbers that may be sent again."""
         if batch.producer_id is None:
             return None
         open_ones = [
@@ -210,7 +210,7 @@ class Worker(Client):
         call = await self.call("pop", topic, work, _got, patience, count=count, visibility_ms=round(visibility * 1000))
         if call.outcome == "ok":
             self.held += [(topic, got) for got in call.result]
-            del self.held[:-HELD_MAX]  # a worker that forgets: those leases run out
+            del self.held[:-HELD_MAX]  # a worker that forgets: those leases expire
 
     async def _finish(self, held: list[tuple[str, Got]]) -> None:
         rng, hl = self.rng, self.node.hl
@@ -224,7 +224,7 @@ class Worker(Client):
         if verb == "ack":
             call = await self.call("ack", topic, hl.ack(refs), leases=leases)
             if call.outcome == "unknown" and rng.random() < 0.5:
-                return  # tries again later
+                return  # retries later
         elif verb == "nack":
             backoff = rng.choice((None, 0.0, 0.3, 5.0))
             await self.call("nack", topic, hl.nack(refs, backoff=backoff, reason="why"), leases=leases, backoff=backoff)
@@ -293,7 +293,7 @@ class Operator(Client):
             await self._update(topic)
 
     async def _update(self, topic: str) -> None:
-        """Change something that is not seen, and now and then grow; whether an earlier growth came through or not."""
+        """Change something invisible, and occasionally grow, whether or not an earlier growth succeeded."""
         hl, rng = self.node.hl, self.rng
         settings: dict[str, Any] = {"dedup_window": 86400.0 + rng.randrange(3)}
         grow = rng.choice((0, 0, 1, 1, 2, 6))
@@ -320,14 +320,14 @@ class Operator(Client):
         await self.call("unthrottle", topic, hl.set_partition_throttled(topic, partition, False), partition=partition)
 
     def _some_id(self, topic: str) -> int | None:
-        """An id that some client has been told, of late or long ago."""
+        """Return an id that some client has received, recently or long ago."""
         answers = [c for c in self.node.history.calls[-400:] if c.topic == topic and c.outcome == "ok" and c.result]
         found = [row.id for c in answers if c.verb in ("enqueue", "pop", "dlq_list") for row in c.result]
         return self.rng.choice(found) if found else None
 
 
 class Drainer(Client):
-    """Empties every topic at the end: waits for what is delayed or out, takes and acks all, lists the dead."""
+    """Empties every topic at the end: waits for delayed and leased messages, pops and acks all, lists dead letters."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -343,7 +343,7 @@ class Drainer(Client):
 
     async def _drain(self, topic: str) -> None:
         hl = self.node.hl
-        for turn in range(1500):  # some topics hand out slowly
+        for turn in range(1500):  # some topics limit the rate
             call = await self.call(
                 "pop", topic, hl.pop(topic, 100, visibility=60.0), _got, count=100, visibility_ms=60_000
             )
@@ -355,7 +355,7 @@ class Drainer(Client):
             if call.outcome == "ok" and stats.outcome == "ok" and not any(stats.result[:3]):
                 break
             if isinstance(stats.error, Exception) and topic in self.node.history.damaged:
-                return  # refused by name: that is the promise
+                return  # refused by name, as promised
             await asyncio.sleep(0.1 if turn < 100 else 2.0)
         else:
             raise Unexpected(f"topic {topic} could not be emptied: {stats.line()}")
@@ -374,7 +374,7 @@ async def read_whole_log(node: Node, topic: str) -> list[tuple[int, int, int]]:
         at = None
         async for frame in node.hl.read_log(topic, partition, start, end):
             if at is not None and frame.offset != at:
-                raise Unexpected(f"{topic}/{partition}: the log goes on at {frame.offset}, not at {at}")
+                raise Unexpected(f"{topic}/{partition}: the log continues at {frame.offset}, not at {at}")
             at = frame.offset + frame.row_count
         if at is not None and at < end:
             raise Unexpected(f"{topic}/{partition}: the log ends at {at}, before {end}")

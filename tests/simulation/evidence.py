@@ -1,6 +1,6 @@
-"""One history, read once for all checkers: what became of each message of one topic, as far as clients could see.
+"""One history, read once for all checkers: what happened to each message of one topic, as far as clients could see.
 
-Sure and possible are kept apart: an unanswered ack *may* have ended a message, an answered one *has*.
+Certain and possible events are kept apart: an unanswered ack *may* have ended a message, an answered one *has*.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Delivery(NamedTuple):
 
     @property
     def decided(self) -> int:
-        """Steady time at which the lease was given."""
+        """Steady time at which the lease was granted."""
         return self.got.deadline_ms - int(self.call.args["visibility_ms"])
 
 
@@ -32,7 +32,7 @@ class Life:
     id: int
     names: set[str] = field(default_factory=set)
     deliveries: list[Delivery] = field(default_factory=list)  # by token
-    acks: list[Call] = field(default_factory=list)  # that may have ended it
+    acks: list[Call] = field(default_factory=list)  # calls that may have ended it
     returns: list[Call] = field(default_factory=list)  # nack, release, bury
     extends: list[Call] = field(default_factory=list)
     moves: list[Call] = field(default_factory=list)  # reschedules
@@ -110,5 +110,5 @@ def was_lost(call: Call, id: int) -> bool:
 
 
 def is_on(call: Call, got: Got) -> bool:
-    """Whether a call named this very lease."""
+    """Whether a call named exactly this lease."""
     return (got.id, got.token) in call.args["leases"]

@@ -1,10 +1,10 @@
 """A disk in memory that can be cut off, filled up and broken: the `Disk` of the journal for tests.
 
 Bytes are durable after `fdatasync` (inode.py), names after `fsync_dir`. A power cut (`crash`) returns another disk with
-what survived: all that was synced, any subset of the sectors that were not, and of the name changes in each directory
-that were not synced a prefix. A rename is there whole or not at all, also between directories.
+the surviving data: everything that was synced, any subset of the unsynced sectors, and a prefix of the unsynced name
+changes in each directory. A rename exists completely or not at all, even between directories.
 `inject` makes calls fail, `cut_power_in` ends everything in the middle of an operation, `capacity` fills the disk,
-`damage` lets a sector rot. Everything is drawn from the seed, so a run can be repeated.
+`damage` makes a sector unreadable or wrong. Everything is drawn from the seed, so a run can be repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PowerCut(BaseException):
 
 
 class Directory:
-    """Names as seen now, and as they are on the disk itself."""
+    """Names as seen now, and as they are on the disk."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Node] = {}
@@ -129,10 +129,10 @@ class FakeDisk:
     """
 
     def __init__(self, capacity: int | None = None, seed: int = 0) -> None:
-        self.capacity = capacity  # bytes; None = as much as you like
+        self.capacity = capacity  # bytes; None = no limit
         self.rng = random.Random(seed)
         self.steps = 0
-        self.rates: dict[str, float] = {}  # operation -> how probably it fails with EIO
+        self.rates: dict[str, float] = {}  # operation -> probability of failing with EIO
         self.is_off = False
         self.on_step: Callable[[str, str], None] = lambda operation, path: None
         self._root = Directory()
@@ -152,11 +152,11 @@ class FakeDisk:
         self.rates.clear()
 
     def cut_power_in(self, steps: int | None) -> None:
-        """Raise PowerCut at the operation so many steps from now; None calls that off."""
+        """Raise PowerCut after this many steps; None cancels that."""
         self._cut_at = None if steps is None else self.steps + steps
 
     def step(self, operation: str, path: str) -> None:
-        """Every operation passes here first."""
+        """Every operation calls this first."""
         if self.is_off or (self._cut_at is not None and self.steps >= self._cut_at):
             self.is_off = True
             raise PowerCut
@@ -172,7 +172,7 @@ class FakeDisk:
             raise OSError(errno.EIO, "injected at random", path)
 
     def damage(self, path: str, sector: int, how: str = "garbage") -> None:
-        """A sector goes bad under bytes that were durable: `eio`, `garbage`, `zeros` or `flip`."""
+        """Damage a sector with durable bytes: `eio`, `garbage`, `zeros` or `flip`."""
         self._inode(path).damage(sector, how, self.rng)
 
     corrupt_sector = damage
@@ -192,7 +192,7 @@ class FakeDisk:
     # -- power -----------------------------------------------------------------------------------------------------
 
     def crash(self, rng: random.Random | None = None) -> FakeDisk:
-        """The power goes: another disk, with what survived. This one stays as it is and can be asked again."""
+        """Cut the power: return another disk with the surviving data. This one is unchanged and can be cut again."""
         rng = rng or self.rng
         other = FakeDisk(self.capacity, rng.getrandbits(32))
         names: dict[Directory, dict[str, Node]] = {}
@@ -278,7 +278,7 @@ class FakeDisk:
         self.step("fsync_dir", path)
         wanted = {self._directory(path)}
         settled: list[Change] = []
-        # Backwards, so that what an earlier change shares a directory with a later one goes along with it.
+        # Backwards, so that a directory takes along everything that earlier changes put in it.
         for change in reversed(self._pending):
             touched = {directory for directory, _, _ in change}
             if touched & wanted:
@@ -346,14 +346,14 @@ class FakeDisk:
         self._locks.add(path)
         return FakeLock(self._locks, path)
 
-    # -- for tests to look at --------------------------------------------------------------------------------------
+    # -- for tests to read ---------------------------------------------------------------------------------------------
 
     def walk(self) -> Iterator[tuple[str, Inode]]:
         """Every file by path, in order."""
         yield from _walk(self._root, "")
 
     def contents(self) -> dict[str, bytes]:
-        """What is in every file now: a copy."""
+        """Return the current content of every file, as a copy."""
         return {path: bytes(inode.data) for path, inode in self.walk()}
 
 

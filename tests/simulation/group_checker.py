@@ -1,9 +1,9 @@
-"""What groups are promised, judged from the history: every message that became ready, once, with its bytes.
+"""Promises to groups, checked in the history: every message that became ready, once, with its bytes.
 
-`GroupSeesAll`: whatever a worker got, and whatever was enqueued without delay, every group got too, at one place of the
-stream that is the same for all. `GroupAckedStaysDone`: a row whose ack was answered never comes again.
-`GroupOffsetWaits`: the committed offset has not passed a row that was not acked. Groups that were made with the topic
-and read to the end are judged; which rows are redelivered after a crash is not promised.
+`GroupSeesAll`: every group got every message that a worker got or that was enqueued without delay, at one offset
+that is the same for all. `GroupAckedStaysDone`: a row whose ack was answered is never delivered again.
+`GroupOffsetWaits`: the committed offset has not passed a row that was not acked. Only groups that were created with the
+topic and read to the end are judged; which rows are redelivered after a crash is not promised.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def group_complaints(history: History) -> Iterator[str]:
 
 
 class _Story:
-    """All that one group of one topic was given and said."""
+    """Everything that one group of one topic received and sent."""
 
     def __init__(self, history: History, topic: str, group: str, calls: list[Call]) -> None:
         self._history, self._topic = history, topic
@@ -41,15 +41,15 @@ class _Story:
         for call, row in self._rows():
             place = row.partition, row.offset
             if places.setdefault(row.id, place) != place:
-                yield f"GroupSeesAll {row.id} stands in the stream at {places[row.id]} and at {place}"
+                yield f"GroupSeesAll {row.id} is in the stream at {places[row.id]} and at {place}"
             sent = self._history.sent.get(name_in(row.payload))
             if sent is None or sent.payload != row.payload:
                 yield f"GroupSeesAll call {call.number} got {len(row.payload)} bytes at {place} that no client sent"
         if len(set(places.values())) < len(places):
-            yield "GroupSeesAll two messages stand at one place"
+            yield "GroupSeesAll two messages have one offset"
         missing = self._wanted() - places.keys()
         if missing:
-            yield f"GroupSeesAll {len(missing)} messages were never given to it: {sorted(missing)[:3]}"
+            yield f"GroupSeesAll {len(missing)} messages were never delivered to it: {sorted(missing)[:3]}"
 
     def _wanted(self) -> set[int]:
         """Messages that were ready at some time."""
@@ -92,6 +92,6 @@ class _Story:
 
 
 def _acked(ack: Call) -> list[tuple[int, int]]:
-    """The rows that an ack was carried out for; all of them, if it is not known whether it was."""
+    """Return the rows that an ack settled; all of them, if the outcome is unknown."""
     lost = set(ack.result["lost"]) if ack.error is not None and ack.outcome == "ok" else set()
     return [place for place in ack.args["rows"] if place not in lost]

@@ -1,7 +1,7 @@
-"""Seeded members of consumer groups: they fetch, ack in any order, nack, leave, restart and forget what they hold.
+"""Seeded members of consumer groups: they fetch, ack in any order, nack, leave, restart and forget their rows.
 
-What a member holds outlives the node, as with real ones: after a crash it acks rows that may by then be somebody
-else's. At the end `GroupDrainer` reads every group to its end. All goes through the history; group_checker.py judges.
+A member's rows outlive the node, as with real ones: after a crash it acks rows that another member may have
+by then. At the end `GroupDrainer` reads every group to its end. All calls are in the history.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HELD_MAX = 300
 
 
 class Row(NamedTuple):
-    """A row that a member was given."""
+    """A row that a member received."""
 
     partition: int
     offset: int
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 class Member(Client):
-    """Of one group, in all topics."""
+    """A member of one group in all topics."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -87,7 +87,7 @@ class Member(Client):
 
 
 class GroupDrainer(Member):
-    """Reads a group to its end, when all faults are over."""
+    """Reads a group to its end when all faults are over."""
 
     async def run(self) -> None:
         for topic in self.topics:
@@ -101,7 +101,7 @@ class GroupDrainer(Member):
                     break
                 await asyncio.sleep(1.0)
             else:
-                raise AssertionError(f"group {self.group} of {topic} does not come to its end: {places}")
+                raise AssertionError(f"group {self.group} of {topic} does not finish: {places}")
             self.node.history.note(f"group {self.group} of {topic} has read all")
 
 

@@ -1,8 +1,8 @@
-"""What clients asked and what they were told, in order: the only evidence that checkers judge.
+"""The clients' calls and their results, in order: the only evidence that checkers use.
 
-A call ends as *ok* (answered), *refused* (an error that promises that nothing was changed) or *unknown* (a crash, a
-reload, a caller that gave up: it may have happened or not). Times stand beside it: the order in which things were
-seen, true seconds, and the topic's own steady time where it is known. Nothing here knows how a broker works.
+A call ends as *ok* (answered), *refused* (an error that promises no change) or *unknown* (a crash, a
+reload, a caller that gave up: it may have happened or not). Each has three times: its position in the order of events,
+true seconds, and the topic's own steady time if known. This module does not know how a broker works.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAIRNESS_KEYS = ("a", "a", "a", "b", "c", None)
 
 
 def fairness_key_of(name: str) -> str | None:
-    """The fairness key of the message with this name, on topics that have such keys."""
+    """Return the fairness key of the message with this name, on topics that have such keys."""
     return FAIRNESS_KEYS[zlib.crc32(name.encode()) % len(FAIRNESS_KEYS)]
 
 
@@ -74,7 +74,7 @@ class Told(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """One row of a list of dead letters; no payload if its record does not check."""
+    """One row of a list of dead letters; no payload if its record is corrupt."""
 
     id: int
     payload: bytes | None
@@ -82,7 +82,7 @@ class Dead(NamedTuple):
 
 
 def payload_of(name: str, size: int = 0) -> bytes:
-    """Bytes that say which message they are, and that cannot be mistaken for another's when cut or mixed."""
+    """Return bytes that name their message and cannot be mistaken for another's when cut or mixed."""
     head = f"{name};".encode()
     filler = (f"{name}." * (size // (len(name) + 1) + 1)).encode()
     return head + filler[: max(0, size - len(head))]
@@ -99,7 +99,7 @@ class Call:
     verb: str
     topic: str
     args: dict[str, Any]
-    started: int  # place in the order of all that was seen
+    started: int  # position in the order of all events
     started_at: float
     steady_start: int | None
     outcome: Outcome = "open"
@@ -116,7 +116,7 @@ class Call:
 
     @property
     def decided_after(self) -> int | None:
-        """Steady time before which this was certainly not decided, also if a reload set steady time back meanwhile."""
+        """Steady time before which this was certainly not decided, even if a reload set steady time back meanwhile."""
         if self.steady_start is None or self.steady_end is None:
             return self.steady_start
         elapsed = round((self.ended_at - self.started_at) * 1000)
@@ -150,10 +150,10 @@ class History:
     calls: list[Call] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     sent: dict[str, Sent] = field(default_factory=dict)
-    damaged: set[str] = field(default_factory=set)  # topics under which a sector was made to go bad
-    small_slices: bool = False  # so few timers fire with a commit that they may fall behind
-    reads_failed: int = 1 << 62  # from this place on reads were made to fail: a record may count as corrupt for that
-    drained: set[str] = field(default_factory=set)  # topics that were emptied at the end, by the client "drain"
+    damaged: set[str] = field(default_factory=set)  # topics with damaged sectors
+    small_slices: bool = False  # so few timers fire per commit that they may fall behind
+    reads_failed: int = 1 << 62  # from this event on reads failed, so a record may count as corrupt
+    drained: set[str] = field(default_factory=set)  # topics that the client "drain" emptied at the end
     steady_of: Callable[[str], int | None] = lambda topic: None
     _order: int = 0
 
@@ -186,7 +186,7 @@ class History:
         call.steady_end, call.wall_end = self.steady_of(call.topic), self.clock.wall_ms()
 
     def crash(self, what: str) -> None:
-        """Everything that is under way gets no answer any more."""
+        """Mark every call in progress as never answered."""
         for call in self.calls:
             self.end(call, "unknown", error=None)
         self.note(what)
@@ -194,7 +194,7 @@ class History:
     async def record(
         self, client: str, verb: str, topic: str, work: Awaitable[T], read: Callable[[T], Any], **args: Any
     ) -> Call:
-        """Carry out a call and write down how it went. `read` makes plain data of the answer."""
+        """Make a call and record its result. `read` converts the answer to plain data."""
         call = self.start(client, verb, topic, **args)
         try:
             answer = await work

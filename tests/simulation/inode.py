@@ -1,7 +1,7 @@
-"""The bytes of one file on a fake disk, in sectors: what a reader sees now, and what a power cut may leave of it.
+"""The bytes of one file on a fake disk, in sectors: what a reader sees now, and what may survive a power cut.
 
-A write is seen at once and durable only after a sync. Until then each sector is on disk in its old or its new form,
-and the size is one of those that the file has had since; which, `crashed` draws. After a failed sync some sectors
+A write is visible immediately and durable only after a sync. Until then each sector is on disk in its old or new form,
+and the size is one of those that the file has had since; `crashed` draws which. After a failed sync some sectors
 are *lost*: still shown from the cache, marked clean, and never written, as Linux does. A bad sector answers EIO
 until it is written again. Names and directories are not known here.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 SECTOR = 512
 BLOCK = 4096  # space is taken in these
-REWRITTEN_EARLY = 0.25  # how often the system writes a dirty sector back on its own before it is changed again
+REWRITTEN_EARLY = 0.25  # probability that the system writes a dirty sector back before it is changed again
 _LOSS = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
@@ -22,11 +22,11 @@ class Inode:
         self.data = bytearray()
         self.blocks: set[int] = set()
         self.bad: set[int] = set()
-        self._old: dict[int, bytes] = {}  # sector -> what the disk itself holds, where that is not what is shown
+        self._old: dict[int, bytes] = {}  # sector -> its bytes on disk, if they differ from the visible ones
         self._dirty: set[int] = set()  # of those, which the next sync will write
         self._fresh: set[int] = set()  # blocks that were taken since the last sync
-        self._sizes: list[int] = [0]  # that a power cut may leave; the first is the synced one
-        self._cut: dict[int, bytes] | None = None  # sectors that a truncation since the last sync took away
+        self._sizes: list[int] = [0]  # sizes that may survive a power cut; the first is the synced one
+        self._cut: dict[int, bytes] | None = None  # sectors that a truncation since the last sync removed
 
     # -- what a reader and a writer see ----------------------------------------------------------------------------
 
@@ -37,7 +37,7 @@ class Inode:
         return bool(self.bad) and any(s in self.bad for s in _sectors(off, off + n))
 
     def blocks_wanted(self, off: int, end: int) -> set[int]:
-        """Blocks that writing there would take."""
+        """Return the blocks that writing there needs."""
         return set(range(off // BLOCK, -(-end // BLOCK))) - self.blocks
 
     def take_blocks(self, blocks: set[int]) -> None:
@@ -57,7 +57,7 @@ class Inode:
             self.grow(end)
         elif not self._old and self.data[off:end] == data:
             self.bad -= set(_sectors(off, end)) if self.bad else set()
-            return  # the same bytes over clean ones: old and new are one
+            return  # the same bytes over clean ones: no change
         for sector in _sectors(off, end):
             if sector not in self._old or (sector in self._dirty and rng.random() < REWRITTEN_EARLY):
                 self._old[sector] = self._sector(sector)
@@ -113,7 +113,7 @@ class Inode:
         self.data[start : start + keep] = content[:keep]
 
     def crashed(self, rng: random.Random) -> Inode:
-        """What a power cut leaves. Draws; changes nothing here."""
+        """Return the file after a power cut. Draws; changes nothing here."""
         new = Inode()
         new.data = bytearray(self.data)
         loss = rng.choice(_LOSS)
@@ -131,12 +131,12 @@ class Inode:
         new.blocks = {b for b in self.blocks if b * BLOCK < size}
         for block in sorted(self._fresh & new.blocks):
             if not any(new.data[block * BLOCK : (block + 1) * BLOCK]) and rng.random() < 0.5:
-                new.blocks.discard(block)  # reserved, never recorded: a hole
+                new.blocks.discard(block)  # allocated but not recorded: a hole
         new._sizes = [size]
         return new
 
     def damage(self, sector: int, how: str, rng: random.Random) -> None:
-        """A durable sector goes bad: `eio`, `garbage`, `zeros` or `flip` (one bit)."""
+        """Damage a durable sector: `eio`, `garbage`, `zeros` or `flip` (one bit)."""
         if how == "eio":
             self.bad.add(sector)
             return

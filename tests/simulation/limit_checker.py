@@ -1,7 +1,7 @@
-"""`KeyLimit`: a fairness key never has more leases at once than the topic allows, as far as clients can see.
+"""`KeyLimit`: a fairness key never has more leases at the same time than the topic allows, as far as clients can see.
 
-Judged at every pop that was answered: a lease counts as *certainly out* then if its own pop was answered before this
-one began, nothing that may have ended it began before this one was answered, and its first deadline lies behind that.
+Judged at every answered pop: a lease is *certainly held* then if its own pop was answered before this
+one began, no call that may have ended it began before this one was answered, and its first deadline is later.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An event loop in virtual time: a whole broker in one thread, every run of one seed alike.
+"""An event loop in virtual time: a whole broker in one thread, and the same run for the same seed.
 
 When nothing is ready the loop does not wait: it moves its clock to the next timer. When there is no timer either,
-nothing can ever happen again, and `Deadlock` is raised with the tasks that wait. No sockets, no threads, no signals;
+nothing can ever happen again, and `Deadlock` is raised with the waiting tasks. No sockets, threads or signals:
 callers of those get NotImplementedError from asyncio itself.
 """
 
@@ -22,7 +22,7 @@ class Deadlock(AssertionError):
 
 
 class _NoSelector:
-    """Stands where the loop would wait for sockets: time jumps instead."""
+    """Replaces waiting for sockets: time jumps instead."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
@@ -50,7 +50,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def skip(self, timeout: float | None) -> None:
         if timeout is None:
             tasks = sorted(task.get_name() for task in asyncio.all_tasks(self))
-            raise Deadlock(f"nothing is ready and no timer is set; these wait for ever: {', '.join(tasks)}")
+            raise Deadlock(f"nothing is ready and no timer is set; these wait forever: {', '.join(tasks)}")
         if timeout > 0:
             self.clock.advance_ns(math.ceil(timeout * 1e9))
 
@@ -80,7 +80,7 @@ def run(work: Coroutine[Any, Any, T], clock: FakeClock | None = None) -> T:
 
 
 def cancel_all(loop: SimLoop) -> None:
-    """End every task that is left, and those that they start while ending."""
+    """Cancel all remaining tasks, and those that they start meanwhile."""
     for _ in range(100):
         left = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
         if not left:

@@ -1,7 +1,7 @@
-"""One simulated node: a broker on a fake disk, in virtual time, that can be crashed and opened again.
+"""One simulated node: a broker on a fake disk, in virtual time, that can be crashed and reopened.
 
-Each life of the node has an event loop of its own, so that a crash leaves nothing behind: no timer, no task, no
-answer. The clock, the disk and the history go on from life to life.
+Each run of the node has its own event loop, so a crash leaves nothing behind: no timer, no task, no
+answer. Clock, disk and history continue from run to run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPEN_TRIES = 20
 
 
 class Unexpected(AssertionError):
-    """Something was raised that no client should ever see."""
+    """An error that no client should ever see."""
 
 
 class Node:
@@ -50,7 +50,7 @@ class Node:
         self._strays: list[str] = []
 
     def _steady(self, topic: str) -> int | None:
-        """The topic's own time. The one place where the simulator looks inside: checkers judge by steady time."""
+        """Return the topic's own time. The simulator's only access to internals: checkers judge by steady time."""
         runner = self.broker._runners.get(topic) if self.broker is not None else None
         return runner.steady.now().steady if runner is not None else None
 
@@ -62,7 +62,7 @@ class Node:
     # -- lives -----------------------------------------------------------------------------------------------------
 
     def live(self, work: Callable[[], list[Coroutine[Any, Any, None]]]) -> str:
-        """Open the broker and run tasks on it, until they are all done or the node is ended; returns how it ended."""
+        """Open the broker and run tasks on it until all are done or the node is ended; return how it ended."""
         loop = SimLoop(self.clock)
         loop.set_exception_handler(self._stray)
         try:
@@ -89,12 +89,12 @@ class Node:
         how = self._over.result()
         if how == "crash":
             return how
-        self._over = loop.create_future()  # closing can be cut short too
+        self._over = loop.create_future()  # closing can be interrupted too
         closed = await self._unless_over(loop.create_task(self._close(tasks), name="close"))
         return how if closed else self._over.result()
 
     async def _unless_over(self, task: asyncio.Task[None]) -> bool:
-        """Wait for a task; False if the life ended first."""
+        """Wait for a task; return False if the run ended first."""
         assert self._over is not None
         waited: list[asyncio.Future[Any]] = [task, self._over]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -116,7 +116,7 @@ class Node:
                 if error.errno not in (errno.EIO, errno.ENOSPC):
                     raise
                 self.history.note(f"open failed: {error}")
-                if attempt > OPEN_TRIES // 2:  # the operator has mended the disk
+                if attempt > OPEN_TRIES // 2:  # the operator has fixed the disk
                     self.disk.clear_faults()
                     self.disk.capacity = None
                 await asyncio.sleep(1.0)
@@ -125,7 +125,7 @@ class Node:
             self.opens += 1
             self.history.note("opened")
             return
-        raise Unexpected("the broker could not be opened, also on a disk without faults")
+        raise Unexpected("the broker could not be opened, even on a disk without faults")
 
     async def _close(self, tasks: list[asyncio.Task[None]]) -> None:
         for task in tasks:
@@ -136,7 +136,7 @@ class Node:
         self.broker = None
 
     def end(self, how: str) -> None:
-        """Make the present life end: `crash`, or anything else for an orderly close."""
+        """End the current run: `crash`, or anything else for an orderly close."""
         if self._over is not None and not self._over.done():
             if how == "crash" and self._io is not None:
                 self._io.cut()
@@ -159,7 +159,7 @@ class Node:
         """Record an error in a callback, or one that was never retrieved."""
         error = context.get("exception")
         over = self._over is not None and self._over.done()
-        # When a future is collected is no part of a run: an expected error that was never retrieved does not count.
+        # When a future is collected is not deterministic: an expected error that was never retrieved does not count.
         if error is None or over or isinstance(error, PowerCut | HeaplineError | OSError):
             return
         self._strays.append(f"{context['message']}: {error!r}")
@@ -178,7 +178,7 @@ class Node:
 
 
 async def _all(tasks: list[asyncio.Task[None]]) -> None:
-    """Until all are done; the first that fails fails it."""
+    """Wait until all are done; the first error is raised."""
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     for task in sorted(done, key=lambda task: task.get_name()):
         if not task.cancelled():

@@ -1,11 +1,11 @@
-"""`StrictOrder`: a pop returns the best messages that are eligible at that moment.
+"""`StrictOrder`: a pop returns the best messages that are eligible at that time.
 
-Judged where it is exact: a message counts as *certainly eligible* for a pop if its enqueue was answered before the pop
-began, it was due by then with a tick to spare, nothing has touched it until the pop was answered, and its own first
+Judged where it is certain: a message is *certainly eligible* for a pop if its enqueue was answered before the pop
+began, it was due by then with a tick to spare, no call changed it until the pop was answered, and its own first
 delivery began only after that. Then every message in the pop's answer must be better, and the answer cannot be empty.
 
-Timers fire in slices, one a commit while others ask: where slices are very small, and for a while after an open or a
-reload, when a herd of them may be due at once, delayed messages are not counted. Where fairness keys take turns only
+Timers fire in slices, one per commit while callers wait: if slices are very small, and for a while after an open or a
+reload, when many timers may be due together, delayed messages are not counted. If fairness keys take turns, only
 priorities are judged, and where leases per key are limited only messages without a key are certainly eligible. Other
 strategies than best first, and a minimum freshness, are not judged here; nor, where there is a rate, empty answers.
 A record that cannot be read is set aside when its turn comes, so nothing is judged after that.
@@ -28,10 +28,10 @@ LATE_MS = 100  # over the tick
 
 
 class Waiting(NamedTuple):
-    """A message while nothing but its first pop can move it."""
+    """A message while only its first pop can move it."""
 
     id: int
-    rank: Rank  # at its worst, where it is not known exactly
+    rank: Rank  # the worst possible, if it is not known exactly
     since: int  # order
     until: int  # order: its first pop's start
     due: int  # steady ms
@@ -90,8 +90,8 @@ class StrictOrder:
                 continue
             starts = [d.call.started for d in life.deliveries]
             starts += [c.started for c in (*life.moves, *life.ends)]
-            # What was lost with an answer may have it: it is no longer certain where the message stands. It may have
-            # gone in with a try that was never answered, long before the try that was.
+            # An unanswered call may have it, so its position is no longer certain. It may have
+            # been enqueued by an earlier unanswered try.
             begun = min(c.started for name in life.names for c in seen.sends[name])
             starts += [c.started for c in (*seen.purges, *seen.unsure_pops) if c.ended > begun]
             due = first.steady_end + round((sent.delay or 0) * 1000)
@@ -109,7 +109,7 @@ class StrictOrder:
 
 
 def _spells(seen: Evidence, begin: str, end: str, partition: int | None = None) -> list[tuple[int, int]]:
-    """Times, by order, in which the topic may have been paused, or a partition throttled."""
+    """Intervals, by order, in which the topic may have been paused, or a partition throttled."""
 
     def of(verb: str) -> list[Call]:
         return [c for c in seen.history.of(seen.topic, verb) if c.args.get("partition") == partition]
@@ -131,7 +131,7 @@ def _place(seen: Evidence, id: int) -> int:
 
 
 def _key(seen: Evidence, priority: int, enqueued_ms: int, late: bool) -> float:
-    """Smaller is served first. Aged keys are exact to about a thousandth: `late` adds one, so that doubt acquits."""
+    """Smaller is served first. Aged keys are exact to about a thousandth: `late` adds one, in the broker's favor."""
     key: float = priority if seen.config.mode == "min" else -priority
     if isinstance(seen.config.ordering, Aging):
         key += seen.config.ordering.rate * (enqueued_ms / 1000 - 1.7e9) + (0.01 if late else 0.0)

@@ -1,16 +1,16 @@
-"""Recomputes from the log of a topic how good every leased message was: its rank among all that were eligible.
+"""Recompute from the log of a topic the rank of every leased message among all that were eligible.
 
-The log of each partition is in order; over partitions, spine sequences order what makes messages eligible and what
-leases them. A reschedule has a sequence too, from which on its message is ranked by its new key. Where an event carries
-no sequence (a nack without back-off, a cancellation) its place among the others of its unit is not known, and doubt
-acquits: a message is only counted while it was *certainly* eligible. So a rank found here is never too high, and one
+The log of each partition is in order; across partitions, spine sequences order the events that make messages eligible
+or lease them. A reschedule has a sequence too, from which its message is ranked by its new key. If an event has
+no sequence (a nack without backoff, a cancellation), its position in its unit is unknown; then
+a message is only counted while it was *certainly* eligible. So a computed rank is never too high, and one
 above `k` is a broken promise.
 
-Leases with one sequence are one step: the messages of a selection, handed out in the order of their keys.
+Leases with one sequence are one step: the messages of a selection, delivered in the order of their keys.
 Rank is 1 + the number of certainly eligible messages that are strictly better and not of the same step; messages of
-partitions that are throttled do not count. A message enqueued before the log's beginning is not known, and not counted.
-Where fairness keys take turns only better priorities count; where leases per key are limited (now: a limit that was
-lifted is not known), messages that have a key may be held back at any moment, and do not count.
+throttled partitions do not count. A message enqueued before the log's start is unknown, and not counted.
+If fairness keys take turns, only better priorities count; if leases per key are limited (now: an earlier limit
+is unknown), messages with a key may be blocked at any time, and do not count.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from heapline.core.ids import partition_of
 from heapline.core.partition import ordering_of
 from heapline.core.record import FLAG_FAIRNESS
 
-#: Events after which a message is no longer waiting, without a sequence that tells when.
+#: Events that end a message's wait, without a sequence that says when.
 _LEAVE = {"cancelled", "expired", "dead_lettered", "acked", "dead_deleted"}
-#: Events that may make messages eligible, and the column that is 0 for those which they do (None = all).
+#: Events that may make messages eligible, and the column that is 0 for those rows (None = all).
 _DUES = {"fired": None, "released": None, "enqueued": "due", "nacked": "dues", "lease_expired": "dues",
          "replayed": "dues", "rescheduled": "dues"}  # fmt: skip
 Key = tuple[int, int]  # (what rank counts, id)
@@ -64,9 +64,9 @@ class RankAudit:
             rank_key = self._ordering.rank_key
         self._rank_key = rank_key or int
         self._is_limited = config.max_inflight_per_key > 0
-        self._held_back: set[int] = set()  # those that a limit may hold back
-        self.steps: dict[int, list[int]] = {}  # sequence -> all that was leased under it, if that is known beforehand
-        self._later: set[int] = set()  # prepared with a time to wait for
+        self._held_back: set[int] = set()  # messages that a limit may block
+        self.steps: dict[int, list[int]] = {}  # sequence -> everything leased under it, if known beforehand
+        self._later: set[int] = set()  # prepared with a delay
         self._older_is_better = rank_key is None
         self._keys: dict[int, Key] = {}
         self._ready: list[Key] = []  # sorted: certainly eligible
@@ -74,7 +74,7 @@ class RankAudit:
         self.ranked: list[Ranked] = []
 
     def unit(self, frames: Iterable[LogFrame]) -> None:
-        """The frames of one unit, one a partition."""
+        """The frames of one unit, one per partition."""
         frames = list(frames)
         for frame in frames:
             for event in frame.events:
@@ -86,7 +86,7 @@ class RankAudit:
 
     def _learn_keys(self, event: LogEvent) -> None:
         if event.kind == "rescheduled" and self._is_limited:
-            # Messages from before the log's beginning: their fairness keys are not known.
+            # Messages from before the log's start: their fairness keys are unknown.
             self._held_back.update(id for id in event.columns["ids"].tolist() if id not in self._keys)
         if event.kind not in ("enqueued", "batch_prepared"):
             return
@@ -104,13 +104,13 @@ class RankAudit:
         if self._is_limited:
             self._held_back.update(ids[(columns["flags"] & FLAG_FAIRNESS) != 0].tolist())
 
-    # -- while the unit lasts --------------------------------------------------------------------------------------
+    # -- during a unit -------------------------------------------------------------------------------------------------
 
     def _judge(self, frames: list[LogFrame]) -> None:
         unsure, closed = _doubtful(frames)
         closed |= self._throttled
         ready = [key for key in self._ready if key[1] not in unsure and partition_of(key[1]) not in closed]
-        keys: ChainMap[int, Key] = ChainMap({}, self._keys)  # with the reschedules of this unit so far
+        keys: ChainMap[int, Key] = ChainMap({}, self._keys)  # including the reschedules of this unit so far
         steps = [step for frame in frames for event in frame.events for step in self._steps(event)]
         steps.sort(key=lambda step: step[:2])
         for (seq, is_lease), group in groupby(steps, key=lambda step: step[:2]):
@@ -146,7 +146,7 @@ class RankAudit:
         return []
 
     def _waiting_at_once(self, event: LogEvent) -> list[int]:
-        """Messages that this event makes eligible, whether or not it says when."""
+        """Messages that this event makes eligible, with or without a sequence."""
         if event.kind == "batch_committed" and "ids" in event.columns:
             return [id for id in event.columns["ids"].tolist() if id not in self._later]
         if event.kind not in _DUES or "ids" not in event.columns:
@@ -158,7 +158,7 @@ class RankAudit:
 
     def _rank(self, ids: list[int], seq: int, ready: list[Key], keys: Mapping[int, Key]) -> None:
         known = [keys[id] for id in ids if id in keys]
-        # A selection may lie in two units, if the first one was full.
+        # A selection may be in two units, if the first one was full.
         gone = [keys[id] for id in self.steps.get(seq, ()) if id in keys]
         for key in {*known, *gone}:
             _remove(ready, key)
@@ -166,10 +166,10 @@ class RankAudit:
             better = bisect_left(ready, (value, id if self._older_is_better else -1))
             self.ranked.append(Ranked(id, 1 + better, seq))
 
-    # -- when it has ended -----------------------------------------------------------------------------------------
+    # -- after a unit --------------------------------------------------------------------------------------------------
 
     def _settle(self, partition: int, event: LogEvent) -> None:
-        """The state after the unit: a partition's own events are in order."""
+        """Update the state after the unit: a partition's own events are in order."""
         columns = event.columns
         kind = event.kind
         if kind == "throttled":
@@ -210,7 +210,7 @@ def _remove(ready: list[Key], key: Key | None) -> None:
 
 
 def _doubtful(frames: list[LogFrame]) -> tuple[set[int], set[int]]:
-    """Messages, and partitions, of which it is not certain what they were while this unit gathered."""
+    """Messages and partitions whose state during this unit is uncertain."""
     unsure: set[int] = set()
     closed: set[int] = set()
     for frame in frames:
@@ -223,7 +223,7 @@ def _doubtful(frames: list[LogFrame]) -> tuple[set[int], set[int]]:
 
 
 async def ranks(broker: Broker, topic: str, rank_key: Callable[[int], int] | None = None) -> list[Ranked]:
-    """The rank of every lease that the topic's log still tells of."""
+    """Return the rank of every lease that is still in the topic's log."""
     (info,) = [info for info in await broker.list_topics() if info.name == topic]
     units: dict[int, list[LogFrame]] = {}
     offsets = await broker.offsets(topic)

@@ -1,7 +1,7 @@
-"""Blocking work in virtual time: each job runs in one piece at a drawn moment, and is answered at a later one.
+"""Blocking work in virtual time: each job runs without interruption at a random time, and is answered at a later one.
 
-So a crash can fall before a job, after it, or (with `FakeDisk.cut_power_in`) in the middle of it, and jobs that run
-side by side come in any order. Whose jobs must not overlap is the engine's own affair.
+So a crash can be before a job, after it, or (with `FakeDisk.cut_power_in`) in the middle of it, and concurrent jobs
+run in any order. The engine itself must prevent jobs from overlapping.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class SimIo(Io):
-    """An `Io` for the simulator. After `cut` nothing is ever answered, as by a machine that stands still."""
+    """An `Io` for the simulator. After `cut` nothing is ever answered, as on a machine that has stopped."""
 
     def __init__(
         self, rng: random.Random, *, mean: float = 0.001, stall: float = 0.01, stall_seconds: float = 0.3,
@@ -26,7 +26,7 @@ class SimIo(Io):
     ) -> None:  # fmt: skip
         self._rng = rng
         self._mean = mean
-        self._stall = stall  # how probably a job hangs for up to `stall_seconds`
+        self._stall = stall  # probability that a job hangs for up to `stall_seconds`
         self._stall_seconds = stall_seconds
         self._on_power_cut = on_power_cut
         self._is_cut = False
@@ -45,7 +45,7 @@ class SimIo(Io):
         return future
 
     def _do(self, future: asyncio.Future[T], function: Callable[..., T], args: tuple[Any, ...]) -> None:
-        # A thread that has begun is not stopped by cancelling who waits for it; one that has not begun is not run.
+        # Cancelling the caller does not stop a thread that has started; one that has not started is not run.
         if self._is_cut or future.cancelled():
             return
         result: Any = None

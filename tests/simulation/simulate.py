@@ -1,11 +1,11 @@
-"""The simulator of one node: seeded clients, seeded faults, and the checkers over all that was seen.
+"""The simulator of one node: seeded clients, seeded faults, and the checkers over everything that was seen.
 
     python -m tests.simulation.simulate --seed 7            one run; the same seed is the same run
     python -m tests.simulation.simulate --soak 600          seed after seed for ten minutes
 
-A run: topics are made, clients work on them while the node crashes, its disk fills up, fails and rots and its clock
-jumps; at the end the faults stop, everything is drained, and every promise is judged. A failure prints the seed, the
-complaints and the last lines of the history.
+A run: topics are created, clients work on them while the node crashes, its disk fills up, fails and decays and the
+clock jumps; at the end the faults stop, everything is drained, and every promise is checked. A failure prints the seed,
+the complaints and the last lines of the history.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Report:
     disk_steps: int = 0
     ranked: int = 0  # leases whose rank was computed
     wire: dict[str, int] = field(default_factory=dict)  # events and faults of connections
-    options: str = ""  # besides the seed, to replay the run
+    options: str = ""  # in addition to the seed, to replay the run
 
     @property
     def messages(self) -> int:
@@ -58,7 +58,7 @@ class Report:
 
     @property
     def digest(self) -> str:
-        """One short word for the whole history: equal for equal runs."""
+        """Return one short word for the whole history: equal for equal runs."""
         return hashlib.sha256("\n".join(self.history.lines()).encode()).hexdigest()[:16]
 
     def text(self) -> str:
@@ -68,7 +68,7 @@ class Report:
 
 
 class Chaos:
-    """Draws what goes wrong, and when."""
+    """Draws faults and their times."""
 
     def __init__(self, node: Node, seed: int, topics: list[str], rot: bool, reads: bool = True) -> None:
         self.node, self.topics, self.rot, self.reads = node, topics, rot, reads
@@ -95,7 +95,7 @@ class Chaos:
         self.node.disk.cut_power_in(steps)
 
     async def _commit(self) -> None:
-        """The power goes while a batch is being committed: by chance alone that would be rare."""
+        """Cut the power while a batch is being committed: by chance alone that would be rare."""
         for _ in range(2000):
             if any(c.verb == "commit_batch" and c.outcome == "open" for c in self.node.history.calls[-20:]):
                 await self._cut()
@@ -136,9 +136,9 @@ class Chaos:
         self.node.history.note("after the jump")
 
     async def _rot(self) -> None:
-        """A sector goes bad where a segment has been written: not in its last unit, which could be a torn write."""
+        """Damage a sector of a written segment: not in its last unit, which could be a torn write."""
         segments = [(path, inode) for path, inode in self.node.disk.walk() if path.endswith(".seg")]
-        segments = [found for found in segments if "/_system/" not in found[0]]  # clients see nothing of that one
+        segments = [found for found in segments if "/_system/" not in found[0]]  # clients do not see that one
         if not segments:
             return
         path, inode = self.rng.choice(segments)
@@ -154,9 +154,9 @@ class Chaos:
 
 
 def broker_config(rng: random.Random, seed: int) -> BrokerConfig:
-    """Everything small, so that much happens."""
+    """Small sizes, so that much happens."""
     return BrokerConfig(
-        gather_steps=random.Random(f"gather {seed}").choice((0, GATHER_STEPS)),  # embedded, and as a server does
+        gather_steps=random.Random(f"gather {seed}").choice((0, GATHER_STEPS)),  # embedded, and like a server
         cache_bytes=rng.choice((0, 50_000, 4 * MEBIBYTE)),
         uncommitted_bytes_max=rng.choice((200_000, 4 * MEBIBYTE)),
         uncommitted_wait=2.0,
@@ -189,8 +189,8 @@ def topic_config(rng: random.Random) -> dict[str, Any]:
 
 
 def delivery_config(rng: random.Random) -> dict[str, Any]:
-    """Settings that change who gets what; most topics have none of them. Of a generator of their own, so that the
-    others are what they would be without."""
+    """Settings that affect delivery; most topics have none of them. Drawn by a separate generator, so that the
+    other draws stay the same."""
     found: dict[str, Any] = {}
     if rng.random() < 0.3:
         limit = rng.choice((0, 1, 2, 5))
@@ -230,7 +230,7 @@ class Simulation:
         self._followed = [name for name, wanted in self._wanted.items() if groups and wanted["streams"]]
         if self._followed:
             self._clients += [Member(self.node, f"member{i}", seed, self._followed, budget) for i in range(4)]
-        # A record that cannot be read is passed over by groups: what they must see would not be known.
+        # Groups skip a record that cannot be read, so it would be unknown what they must see.
         rot = (rng.random() < 0.2 if rot is None else rot) and not groups
         self._chaos = Chaos(self.node, seed, topics, rot, reads=not groups)
         self._drainer = Drainer(self.node, "drain", seed, topics, budget)
@@ -267,12 +267,12 @@ class Simulation:
         self.node.live(lambda: [self._audit()])
 
     async def _audit(self) -> None:
-        """The log tells how good every leased message was when it was leased."""
+        """Compute from the log how good every leased message was when it was leased."""
         for name in self._wanted:
             if name not in self.node.history.damaged:
                 config = self.node.history.topics[name]
                 if config.strategy != "best_first":
-                    continue  # which gives the bound up
+                    continue  # which gives up the bound
                 found = await ranks(self.node.hl, name)
                 self._ranked += len(found)
                 worse = [r for r in found if r.rank > config.k]
@@ -339,10 +339,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="the (first) seed")
     parser.add_argument("--steps", type=int, default=STEPS, help="client steps in a run")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, one after the other")
-    parser.add_argument("--soak", type=float, default=0.0, help="go on with new seeds for so many seconds")
+    parser.add_argument("--soak", type=float, default=0.0, help="continue with new seeds for this many seconds")
     parser.add_argument("--groups", action="store_true", help="consumer groups follow the topics")
     parser.add_argument("--wire", action="store_true", help="clients use native connections, which are cut")
-    parser.add_argument("--tail", action="store_true", help="print the history also when all is well")
+    parser.add_argument("--tail", action="store_true", help="print the history even if all is well")
     options = parser.parse_args(arguments)
     totals = Totals()
     seed, shown_at = options.seed, 0.0

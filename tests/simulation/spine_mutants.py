@@ -1,6 +1,6 @@
-"""The spine protocol with one clause taken away each: every one of them must make the oracle complain.
+"""The spine protocol with one clause removed at a time: every mutant must make the oracle complain.
 
-A clause whose loss no test notices is either not needed or not tested.
+A clause whose removal no test detects is either not needed or not tested.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.simulation.spine_protocol.publisher import Durable, LocalQueue, Publi
 
 
 class CountsAgainstLastAcknowledged(Publisher):
-    """The budget is counted against the last acknowledged head alone; a worse one in flight is forgotten."""
+    """The budget is counted against the last acknowledged head alone; a worse one in flight is ignored."""
 
     _known: Place = NOTHING
     _numbers: dict[int, Place]
@@ -43,14 +43,14 @@ class CountsAgainstLastAcknowledged(Publisher):
 
 
 class CountsAgainstLastSent(Publisher):
-    """The budget is counted against the head sent last; that the spine may not have it is forgotten."""
+    """The budget is counted against the head sent last, even if the spine may not have it."""
 
     def _worst(self) -> Place:
         return self._last_head
 
 
 class HoldsNothingBack(Publisher):
-    """Everything is eligible at once, and published afterwards."""
+    """Everything is eligible immediately, and published afterwards."""
 
     def _admit(self) -> None:
         self.queue.add(self._held)
@@ -58,7 +58,7 @@ class HoldsNothingBack(Publisher):
 
 
 class AcceptsOutdatedRequests(Publisher):
-    """A request that a later one superseded is carried out."""
+    """A superseded request is executed."""
 
     def _receive_request(self, message: LeaseRequest | Cancel, at: int) -> None:
         if message.number < self.request:
@@ -74,7 +74,7 @@ class LeasesAgainForDoubledRequest(Publisher):
 
 
 class ForgetsCancellations(Publisher):
-    """A cancellation is confirmed, but the request itself is still carried out when it comes."""
+    """A cancellation is confirmed, but the request is still executed when it arrives."""
 
     def _receive_request(self, message: LeaseRequest | Cancel, at: int) -> None:
         before = self.request
@@ -84,7 +84,7 @@ class ForgetsCancellations(Publisher):
 
 
 class ServesRequestsOfEarlierBoot(Publisher):
-    """A request that was made to the partition before it crashed, and may be long over, is carried out."""
+    """A request made to the partition before it crashed, which may have ended long ago, is executed."""
 
     def _is_for_this_boot(self, message: LeaseRequest) -> bool:
         return True
@@ -117,7 +117,7 @@ class ForgetsBootOnRestart(Publisher):
 
 
 class TakesHeadsAsKnownOnRestart(Publisher):
-    """After a restart it goes on as if the spine had its present head."""
+    """After a restart the partition continues as if the spine had its current head."""
 
     def __init__(self, queue: LocalQueue, durable: Durable, *, resend_ms: int = 200) -> None:
         super().__init__(queue, durable, resend_ms=resend_ms)
@@ -136,7 +136,7 @@ class TakesOutdatedBudgets(Publisher):
 
 
 class RaisesBudgetAtOpen(Publisher):
-    """A new spine's larger budget is taken while others still serve the old spine."""
+    """A new spine's larger budget is used while others still serve the old spine."""
 
     def _open(self, opened: OpenEpoch, at: int) -> None:
         if opened.epoch > self.durable.epoch:
@@ -145,7 +145,7 @@ class RaisesBudgetAtOpen(Publisher):
 
 
 class ForgetsHeadsAtOpen(Publisher):
-    """Opening an epoch forgets the heads that the old spine may still reckon with."""
+    """Opening an epoch forgets the heads that the old spine may still use."""
 
     def _open(self, opened: OpenEpoch, at: int) -> None:
         if opened.epoch > self.durable.epoch:
@@ -160,7 +160,7 @@ class TakesBudgetOfEarlierBoot(Publisher):
 
 
 class TakesOpeningBudgetTwice(Publisher):
-    """A repeated OpenEpoch's budget, which may be outdated, is taken by a restarted partition."""
+    """A restarted partition uses a repeated OpenEpoch's budget, which may be outdated."""
 
     def _open(self, opened: OpenEpoch, at: int) -> None:
         if opened.epoch == self.durable.epoch:
@@ -169,7 +169,7 @@ class TakesOpeningBudgetTwice(Publisher):
 
 
 class PublishesOnlyWhatIsHeld(Publisher):
-    """Messages within the budget are not told to anybody."""
+    """Messages within the budget are never published."""
 
     def _target(self) -> Place:
         return self._held[0] if self._held else self._last_head
@@ -191,7 +191,7 @@ class AcknowledgesDuringRequest(Spine):
 
 
 class GivesUpOnClock(Spine):
-    """A request is forgotten after a while, whatever the partition may do with it."""
+    """A request is forgotten after a while, even if the partition may still execute it."""
 
     def tick(self, at: int) -> None:
         if self._asked is not None and at >= self._asked.asked_at + self._cancel_ms:
@@ -237,7 +237,7 @@ class AdmitsBeforeBudgetIsKept(Spine):
 
 
 class ReformsDuringRequest(Spine):
-    """Who serves changes while a limit that was computed without them is in use."""
+    """The set of serving partitions changes while a limit computed without the new ones is in use."""
 
     def _pump(self, at: int) -> None:
         if self._is_fenced() and self.deposed_by is None and not self._unacknowledged:
@@ -246,7 +246,7 @@ class ReformsDuringRequest(Spine):
 
 
 class IgnoresNumbers(Spine):
-    """The publication that comes last is taken for the newest."""
+    """The publication that arrives last counts as the newest."""
 
     def _note(self, partition: int, publication: Publish) -> None:
         member = self._members[partition]

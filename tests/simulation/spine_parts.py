@@ -1,6 +1,6 @@
-"""The partitions of the spine's small world: a local queue that survives crashes, and a publisher that does not.
+"""The partitions of the spine's simulated world: a local queue that survives crashes, and a publisher that does not.
 
-They know nothing of the network, of other partitions or of what the oracle makes of their leases.
+They do not know the network, other partitions, or the oracle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Judge = Callable[["SimPartition", Place], None]
 
 
 class SimQueue:
-    """The local queue of one partition; what it holds survives crashes, as replay of a journal would bring it back."""
+    """The local queue of one partition; its content survives crashes, as after the replay of a journal."""
 
     def __init__(self, on_lease: Callable[[Place], None]) -> None:
         self.ready: list[Place] = []
@@ -46,7 +46,7 @@ class SimQueue:
 
 
 class SimPartition:
-    """A partition that can crash: what its queue holds and what its publisher calls durable is all that is left."""
+    """A partition that can crash: only its queue's content and its publisher's durable state survive."""
 
     def __init__(self, number: int, publisher_class: type[Publisher], judge: Judge) -> None:
         self.number, self._publisher_class = number, publisher_class
@@ -61,7 +61,7 @@ class SimPartition:
         self.publisher.offer([place], now)
 
     def sync(self) -> list[ToSpine]:
-        """Everything so far is on disk; what may be sent now."""
+        """Write everything so far to disk; return what may be sent now."""
         queue = self.queue
         self._disk = (queue.ready[:], set(queue.leased), set(queue.gone), self.publisher.durable)
         outbox = self.publisher.outbox[:]
@@ -75,7 +75,7 @@ class SimPartition:
         self.is_up = False
 
     def restart(self, now: int) -> None:
-        """The new boot is on disk before anything is said. Producers repeat the enqueues that were not answered."""
+        """Make the new boot durable before sending anything. Producers repeat the unanswered enqueues."""
         self.publisher = self._publisher_class(self.queue, self._durable, resend_ms=RESEND_MS)
         self.is_up = True
         self.sync()

@@ -1,8 +1,8 @@
-"""Short stories in which one clause of the spine protocol is all that keeps the bound.
+"""Short scenarios in which a single clause of the spine protocol keeps the bound.
 
-Each is written for the protocol as it is, and must end without a complaint. With the clause taken away
-(`spine_mutants.py`) the same messages arrive in the same order, and the oracle must object. Arrivals that are named
-may be missing: a protocol that says less is no reason to stop.
+Each is written for the unchanged protocol, and must end without a complaint. With the clause removed
+(`spine_mutants.py`) the same messages arrive in the same order, and the oracle must complain. A named message
+may be missing: a protocol that sends less is no reason to stop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Story:
         self.kept: list[tuple[int, int, Message]] = []
 
     def arrives(self, number: int, *kinds: type[Message]) -> None:
-        """The oldest message of each kind to or from this partition, which may be none."""
+        """Deliver the oldest message of each kind to or from this partition, if there is one."""
         for kind in kinds:
             for i, (whose, _, message) in enumerate(self.world.network):
                 if whose == number and isinstance(message, kind):
@@ -37,7 +37,7 @@ class Story:
             self.world.collect()
 
     def all_arrives(self, *but: tuple[int, type[Message]]) -> None:
-        """Everything, and what follows from it, but these kinds to or from these partitions."""
+        """Deliver everything, and what follows from it, except these kinds to or from these partitions."""
         world = self.world
         for _ in range(200):
             moving = [item for item in world.network if (item[0], type(item[2])) not in but]
@@ -48,7 +48,7 @@ class Story:
             world.collect()
 
     def is_kept(self, number: int, kind: type[Message]) -> None:
-        """What is on its way now will arrive much later: `comes_late`."""
+        """Delay the messages in transit until `comes_late`."""
         self.kept += [item for item in self.world.network if item[0] == number and isinstance(item[2], kind)]
         self.world.network = [item for item in self.world.network if item not in self.kept]
 
@@ -85,7 +85,7 @@ class Story:
 
 
 def worse_head_in_flight(publisher: type[Publisher] = Publisher, spine: type[Spine] = Spine) -> list[str]:
-    """Partition 1 leases 10 and answers with head 30. Before that arrives 15 comes in: it is better than 30."""
+    """Partition 1 leases 10 and answers with head 30. Before that arrives, 15 is enqueued: it is better than 30."""
     story = Story(1, 2, publisher, spine)
     story.enqueues(0, 20)
     story.enqueues(1, 10, 30)
@@ -100,7 +100,7 @@ def worse_head_in_flight(publisher: type[Publisher] = Publisher, spine: type[Spi
 
 
 def better_head_not_yet_acknowledged(publisher: type[Publisher] = Publisher, spine: type[Spine] = Spine) -> list[str]:
-    """Partition 1 published a 10 and no one received it: 10 must not be eligible."""
+    """Partition 1 published a 10 and no spine received it: 10 must not be eligible."""
     story = Story(1, 2, publisher, spine)
     story.enqueues(0, 20)
     story.enqueues(1, 30)
@@ -159,7 +159,7 @@ def better_head_while_request_is_under_way(
 
 
 def clock_runs_out(publisher: type[Publisher] = Publisher, spine: type[Spine] = Spine) -> list[str]:
-    """A request is long under way, and a better head arrives; the request reaches its partition after all."""
+    """A request is in transit for long, and a better head arrives; then the request reaches its partition."""
     story = Story(1, 2, publisher, spine)
     story.enqueues(0, 20)
     story.enqueues(1, 30)
@@ -175,7 +175,7 @@ def clock_runs_out(publisher: type[Publisher] = Publisher, spine: type[Spine] = 
 
 
 def request_of_earlier_boot(publisher: type[Publisher] = Publisher, spine: type[Spine] = Spine) -> list[str]:
-    """A request was answered with nothing, which is not on disk; its double arrives after a restart."""
+    """A request was answered with nothing, which is not on disk; its duplicate arrives after a restart."""
     story = Story(1, 2, publisher, spine)
     story.enqueues(0, 20)
     story.enqueues(1, 30)
@@ -193,7 +193,7 @@ def request_of_earlier_boot(publisher: type[Publisher] = Publisher, spine: type[
 
 
 def restart_with_head_in_flight(publisher: type[Publisher] = Publisher, spine: type[Spine] = Spine) -> list[str]:
-    """Partition 1 restarts; the spine still believes it empty. What comes in now must wait."""
+    """Partition 1 restarts; the spine still believes it empty. New messages must wait."""
     story = Story(2, 2, publisher, spine)
     story.enqueues(0, 20)
     story.all_arrives()
@@ -209,7 +209,7 @@ def restart_with_head_in_flight(publisher: type[Publisher] = Publisher, spine: t
 
 
 def new_spine_acknowledges_early(publisher: type[Publisher] = Publisher, spine: type[Spine] = Spine) -> list[str]:
-    """Partition 0 has not heard of the new spine and gets a request of the old one; 5 is eligible at partition 1."""
+    """Partition 0 lacks the new spine's epoch and gets a request of the old one; 5 is eligible at partition 1."""
     story = Story(1, 2, publisher, spine)
     story.enqueues(0, 20)
     story.enqueues(1, 30)
@@ -224,7 +224,7 @@ def new_spine_acknowledges_early(publisher: type[Publisher] = Publisher, spine: 
 
 
 def new_spine_and_heads_of_old(publisher: type[Publisher] = Publisher, spine: type[Spine] = Spine) -> list[str]:
-    """Partition 1 opened the new epoch with a head that the old spine does not know; partition 0 obeys the old one."""
+    """Partition 1 opened the new epoch with a head that the old spine does not have; partition 0 obeys the old one."""
     story = Story(1, 2, publisher, spine)
     story.enqueues(0, 20)
     story.all_arrives()
@@ -254,7 +254,7 @@ def new_spine_with_larger_budget(publisher: type[Publisher] = Publisher, spine: 
 
 
 def growth_before_budget_is_kept(publisher: type[Publisher] = Publisher, spine: type[Spine] = Spine) -> list[str]:
-    """Two partitions under K = 3 may hold two each; a third one comes, and partition 0 has not heard of it."""
+    """Two partitions under K = 3 may hold two each; a third joins, and partition 0 has not been informed."""
     story = Story(3, 2, publisher, spine)
     story.enqueues(1, 50)
     story.all_arrives()
@@ -270,7 +270,7 @@ def growth_before_budget_is_kept(publisher: type[Publisher] = Publisher, spine: 
 
 
 def _throttled_and_back(publisher: type[Publisher], spine: type[Spine]) -> Story:
-    """Budgets were 1, then 2 while partition 2 was throttled (partition 0 hears that late), and are 1 again."""
+    """Budgets were 1, then 2 while partition 2 was throttled (partition 0 receives that late), and are 1 again."""
     story = Story(3, 3, publisher, spine)
     story.enqueues(1, 50)
     story.all_arrives()
@@ -305,7 +305,7 @@ def budget_of_earlier_boot(publisher: type[Publisher] = Publisher, spine: type[S
 
 
 def repeated_opening_after_restart(publisher: type[Publisher] = Publisher, spine: type[Spine] = Spine) -> list[str]:
-    """The epoch was opened with two partitions and a budget of two; there are three now, and partition 0 restarts."""
+    """The epoch was opened with two partitions and a budget of two; now there are three, and partition 0 restarts."""
     story = Story(3, 2, publisher, spine)
     for item in list(story.world.network):
         story.kept += [item] if item[0] == 0 and isinstance(item[2], OpenEpoch) else []

@@ -1,17 +1,17 @@
-"""A small world to prove the spine in: spines, partitions, a network that may do anything, and an oracle.
+"""A simulated world for the spine: spines, partitions, a network that may do anything, and an oracle.
 
     complaints = explore(seed=7)            one run; the same seed is the same run
     complaints = World(k=1, partitions=3).play([(step, x, y), ...])
 
-The world moves in steps, each one `(what, x, y)`: deliver any message that is on its way (x says which), lose one,
-double one, enqueue, pop, ack, let time pass, crash a partition or the spine … `x` and `y` are taken modulo what there
-is to choose from, so any list of steps is a run, and Hypothesis can make one up and shrink it. There is no latency:
-whatever is on its way may arrive next or never, which is harsher. In a lazy world disks lag behind: what a partition
-has to say is sent when its disk has caught up, and a crash undoes what was not on it.
+The world moves in steps, each one `(what, x, y)`: deliver any message in transit (x selects it), lose one,
+duplicate one, enqueue, pop, ack, let time pass, crash a partition or the spine … `x` and `y` are taken modulo the
+number of choices, so any list of steps is a run, and Hypothesis can generate and shrink one. There is no latency:
+any message in transit may arrive next or never, which is harsher. In a lazy world disks lag behind: a partition's
+messages are sent when its disk has caught up, and a crash undoes what was not on it.
 
-The oracle looks when a partition leases a message, not when the spine or a consumer hears of it: it counts the
-messages that are better, eligible at that moment in their publishers' queues (those of crashed partitions too), in
-the partitions that serve. At the end the network heals, and everything enqueued must be handed out and acked.
+The oracle acts when a partition leases a message, not when the spine or a consumer learns of it: it counts the
+messages that are better and eligible at that time in their publishers' queues (those of crashed partitions too), in
+the partitions that serve. At the end the network heals, and everything enqueued must be delivered and acked.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KINDS: tuple[type[Message], ...] = (*TO_PARTITION, Publish, LeaseAnswer, Fenced)
 
 PARTITIONS_MAX = 6
 CANCEL_MS = 40
-#: Without progress for so many rounds of a network that loses nothing, there will never be any.
+#: Without progress for this many rounds of a lossless network, there will never be any.
 HEALING_ROUNDS = 40
 HEALING_DELIVERIES = 400
 
@@ -85,20 +85,20 @@ class World:
         spine_class: type[Spine] = Spine,
     ) -> None:
         self.k, self.now = k, 0
-        self.is_lazy = False  # whether disks catch up only at `sync`, instead of at once
+        self.is_lazy = False  # whether disks catch up only at `sync`, instead of immediately
         self.ascent = 0  # -1: every message is better than those before, which uses budgets up; 1: every one is worse
         self.publisher_class, self.spine_class = publisher_class, spine_class
         self.complaints: list[str] = []
         self.ranks: list[int] = []
-        self.network: list[tuple[int, int, Message]] = []  # what is on its way: partition, epoch, message
+        self.network: list[tuple[int, int, Message]] = []  # messages in transit: partition, epoch, message
         self.stalled: set[tuple[int, type[Message]]] = set()
         self.partitions: dict[int, SimPartition] = {}
         self.throttled: dict[int, str] = {}
         self.spines: dict[int, Spine] = {}
         self.pops: list[tuple[int, int]] = []  # epoch, pop
-        self.in_hand: dict[Place, int] = {}  # what consumers hold, and its partition
+        self.in_hand: dict[Place, int] = {}  # messages that consumers hold, and their partition
         self.acked: set[Place] = set()
-        self._lessees: dict[Place, tuple[int, int]] = {}  # whose lease it is: epoch, request
+        self._lessees: dict[Place, tuple[int, int]] = {}  # the lease's epoch and request
         self._delivered: set[tuple[int, int]] = set()
         self._ids = 0
         for number in range(partitions):
@@ -125,7 +125,7 @@ class World:
             self.complain(f"request {delivery.request} of epoch {epoch} was delivered twice")
         self._delivered.add((epoch, delivery.request))
         for place in delivery.leased:
-            if self._lessees.get(place) == (epoch, delivery.request):  # else the lease has run out meanwhile
+            if self._lessees.get(place) == (epoch, delivery.request):  # otherwise the lease has expired meanwhile
                 self.in_hand[place] = delivery.partition
 
     def complain(self, what: str) -> None:
@@ -144,7 +144,7 @@ class World:
         return self.complaints
 
     def collect(self) -> None:
-        """What spines and partitions have said since is on its way; a crashed partition says nothing."""
+        """Put everything that spines and partitions have sent in transit; a crashed partition sends nothing."""
         for spine in self.spines.values():
             self.network += [(number, spine.epoch, message) for number, message in spine.outbox]
             spine.outbox.clear()
@@ -160,7 +160,7 @@ class World:
         self.network += [(partition.number, epoch, message) for message in partition.sync()]
 
     def sync(self, x: int, y: int) -> None:
-        """A lazy partition's disk has caught up; only now is sent what it has to say."""
+        """Let a lazy partition's disk catch up; only now are its messages sent."""
         partition = self.partitions[x % len(self.partitions)]
         if partition.is_up:
             self._sync(partition)
@@ -182,13 +182,13 @@ class World:
             if self.partitions[number].is_up:
                 self.partitions[number].publisher.receive(message, self.now)
             return
-        # A Fenced is for every spine that is outdated, all else for the spine of its epoch.
+        # A Fenced is for every outdated spine, other messages for the spine of their epoch.
         for spine in list(self.spines.values()):
             if spine.epoch == epoch or (isinstance(message, Fenced) and spine.epoch < message.epoch):
                 spine.receive(number, message, self.now)
 
     def stall(self, x: int, y: int) -> None:
-        """From now on one kind of message to or from one partition does not get through; or everything does again."""
+        """From now on block one kind of message to or from one partition, or unblock everything."""
         if x % 3 == 0:
             self.stalled.clear()
         else:
@@ -209,7 +209,9 @@ class World:
             partition.enqueue((y % 50 + 50 * self.ascent * self._ids, self._ids), self.now)
 
     def pop(self, x: int, y: int) -> None:
-        epochs = sorted(self.spines)[-2:]  # mostly the present spine; sometimes one that does not know it was replaced
+        epochs = sorted(self.spines)[
+            -2:
+        ]  # mostly the current spine; sometimes one that does not know that it was replaced
         epoch = epochs[-1] if x % 4 or len(epochs) == 1 else epochs[0]
         self.pops.append((epoch, self.spines[epoch].pop(1 + y % 3, self.now)))
 
@@ -232,7 +234,7 @@ class World:
             partition.queue.leased.remove(place)
             partition.queue.gone.add(place)
             self.acked.add(place)
-            self._sync(partition)  # the answer to an ack, as all answers, waits for the disk
+            self._sync(partition)  # the answer to an ack waits for the disk, like all answers
 
     def give_back(self, x: int, y: int) -> None:
         """A nack without delay, or a release."""
@@ -240,7 +242,7 @@ class World:
             found[1].publisher.offer([found[0]], self.now)
 
     def expire(self, x: int, y: int) -> None:
-        """A lease runs out, whether or not a consumer ever heard of it."""
+        """Expire a lease, whether or not a consumer ever received it."""
         partition = self.partitions[x % len(self.partitions)]
         leased = sorted(partition.queue.leased.difference(partition.publisher.held))
         if partition.is_up and leased:
@@ -288,13 +290,13 @@ class World:
             self.spine.add(number, self.now)
 
     def rebound(self, x: int, y: int) -> None:
-        """Another K, of a few, while everything runs."""
+        """Set another K, of a few, while everything runs."""
         self.k = BOUNDS[x % len(BOUNDS)]
         if y % 2:
             self.spine.set_bound(self.k, self.now)
 
     def new_spine(self, x: int, y: int) -> None:
-        """A new spine, perhaps with another K; the old one may live on and not know it."""
+        """Start a new spine, perhaps with another K; the old one may continue without knowing."""
         epoch = len(self.spines) + 1
         self.spines[epoch] = self.spine_class(
             epoch,
@@ -309,7 +311,7 @@ class World:
     # --- the end ---
 
     def heal(self) -> None:
-        """Nothing is lost from here on: everything must be handed out, acked, and every enqueue answered."""
+        """Without further loss: everything must be delivered, acked, and every enqueue answered."""
         self.stalled.clear()
         self.is_lazy = False
         if self._ids % 2:
@@ -350,7 +352,7 @@ class World:
 
 
 def random_steps(random: Random, count: int) -> list[Step]:
-    """Steps of all kinds, but not in every run alike: one is mostly loss, the next all crashes and no throttling."""
+    """Steps of all kinds, in different proportions per run: one is mostly loss, the next crashes without throttling."""
     names = list(WEIGHTS)
     weights = [weight * (random.choice(MOODS) if name in FAULTS else 1) for name, weight in WEIGHTS.items()]
     chosen = random.choices(names, weights, k=count)
@@ -364,7 +366,7 @@ def explore(
     publisher_class: type[Publisher] = Publisher,
     spine_class: type[Spine] = Spine,
 ) -> list[str]:
-    """One random run; the complaints of the oracle, of which there must be none."""
+    """Make one random run; return the oracle's complaints, of which there must be none."""
     random = Random(seed)
     k, partitions = random.choice(BOUNDS), random.randint(1, 4)
     world = World(k, partitions, publisher_class=publisher_class, spine_class=spine_class)

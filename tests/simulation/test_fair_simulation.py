@@ -1,7 +1,7 @@
-"""Fair topics in the simulator: crashes, failed writes and reloads while keys take turns, are blocked and let go.
+"""Fair topics in the simulator: crashes, failed writes and reloads while keys take turns, are blocked and unblocked.
 
-All promises are judged, the order by priority. Beside what clients see, no key ever has more leases inside than it may,
-and the drain at the end shows that nothing stays parked.
+All promises are checked, the order by priority. In addition, no key ever has more leases in the engine than allowed,
+and the drain at the end shows that no message stays parked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.simulation import simulate
 
 @pytest.fixture
 def too_many(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Make every topic of the simulator a fair one; gathers what is leased beyond the limit."""
+    """Make every topic of the simulator a fair one; record leases over the limit."""
     apply = Topic._apply
     found: list[str] = []
 
@@ -50,6 +50,6 @@ def test_promises_hold_where_keys_take_turns(too_many: list[str], seed: int) -> 
 
 
 def test_selection_in_two_units_is_one_step_of_the_rank_audit() -> None:
-    """Its second half was waiting when its first unit ended, and is not better for that."""
+    """Its second half was waiting when its first unit ended, and is not better because of that."""
     report = simulate.simulate(76)
     assert report.complaints == [], report.text()

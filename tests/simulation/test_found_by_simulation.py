@@ -38,7 +38,7 @@ async def make(hl: EmbeddedBroker) -> None:
 
 
 async def fill_up(hl: EmbeddedBroker, disk: FakeDisk) -> int:
-    """Enqueue until the disk is full; returns how many went in."""
+    """Enqueue until the disk is full; return how many messages were accepted."""
     disk.capacity = disk.used + 4096
     for count in range(1000):
         try:

@@ -1,5 +1,5 @@
-"""Power cut at every write of rewriting, snapshots and deleting, with groups: no living message, no row that a group
-has not passed and no dead letter is lost, and what was cut short is done at the next look."""
+"""Power cut at every write of rewriting, snapshots and deleting, with groups: no live message, no row that a group
+has not passed and no dead letter is lost, and interrupted work is done at the next check."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def segments(node: Node) -> list[int]:
 
 
 async def take(hl: EmbeddedBroker, group: str, limit: int, nack: bytes = b"-") -> list[bytes]:
-    """Up to `limit` rows for a member of the group; all acked but those that begin like `nack`."""
+    """Fetch up to `limit` rows for a member of the group; ack all except those that begin like `nack`."""
     got: list[bytes] = []
     while len(got) < limit:
         fetched = await hl.group_fetch("jobs", group, "m", session="s", max_messages=limit - len(got))
@@ -48,13 +48,13 @@ async def take(hl: EmbeddedBroker, group: str, limit: int, nack: bytes = b"-") -
 
 
 class Scene:
-    """A journal whose first segment is dead but for a few messages and dead letters, and whose second is held by a slow
-    group; and the work of upkeep that rewrites the first and deletes it."""
+    """A journal whose first segment is dead except for a few messages and dead letters, and whose second a slow group
+    needs; and the maintenance that rewrites the first and deletes it."""
 
     def __init__(self, **config: Any) -> None:
         self.config = config
         self.alive: dict[int, bytes] = {}
-        self.expected: list[bytes] = []  # what the slow group has before it
+        self.expected: list[bytes] = []  # rows that the slow group has left
 
     async def prepare(self, node: Node) -> None:
         hl = node.hl
@@ -111,7 +111,7 @@ class Scene:
         (place,) = await hl.group_offsets("jobs", "slow")
         assert place.lag == 0
         await take(hl, "quick", 1000, nack=b"bad")
-        await self.upkeep(node)  # what was cut short is done now
+        await self.upkeep(node)  # the interrupted work is done now
         await self._check_kept(hl)
         assert segments(node)[0] > 1
 
@@ -143,7 +143,7 @@ def test_power_cut_during_maintenance_loses_no_live_or_unread_row(
     whole = node_on(made.disk.crash())
     steps.watch(whole)
     assert whole.live(lambda: [scene.upkeep(whole)]) == "done"
-    assert segments(whole)[0] > 1, "what is cut below reaches the deletion"
+    assert segments(whole)[0] > 1, "the cuts below include the deletion"
     cuts = list(steps)
     whole.live(lambda: [scene.check(whole, overtaken)])
     for step in cuts:

@@ -1,4 +1,4 @@
-"""The simulator over fixed seeds, and over new ones (soak); and that it can be trusted: it repeats, and it can fail."""
+"""The simulator over fixed seeds, and over new ones (soak); its runs repeat, and it detects broken brokers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_groups_keep_their_promises_across_crashes_and_faults(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", [101])
-def test_promises_hold_while_sectors_rot(seed: int) -> None:
+def test_promises_hold_while_sectors_decay(seed: int) -> None:
     report = simulate(seed, rot=True)
     assert report.complaints == [], report.text()
 
@@ -80,11 +80,11 @@ def test_run_can_be_repeated_in_another_process() -> None:
     assert simulate(7, 100).digest.encode() in answers.pop()
 
 
-# --- a simulator that finds nothing wrong with a broken broker would be worth nothing ---------------------------------
+# --- broken brokers: a simulator that finds nothing wrong with them would be worthless --------------------------------
 
 
 def complaints_of_some_seed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The promises that are found broken, over a few seeds; also the type of an error that ended a run."""
+    """Return the promises that are broken, over a few seeds; also the type of an error that ended a run."""
     found: set[str] = set()
     for seed in range(1, 9):
         found |= {text.partition(" ")[0] for text in simulate(seed, 150, rot=False).complaints}
@@ -128,7 +128,7 @@ def test_simulator_detects_an_acknowledged_ack_without_a_record(monkeypatch: pyt
     assert "AckedStaysGone" in complaints_of_some_seed(monkeypatch)
 
 
-def test_simulator_detects_a_lease_that_ends_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulator_detects_a_lease_that_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
     tick = Partition.decide_tick
 
     def hasty(self: Partition, now: object, limit: int, seq: object) -> object:

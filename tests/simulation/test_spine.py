@@ -1,7 +1,7 @@
-"""The spine keeps its bound whatever the network, crashes and operators do; and the oracle that says so can fail.
+"""The spine keeps its bound whatever the network, crashes and operators do; and its oracle can fail.
 
-A red run names its seed: `explore(seed=…)` of `tests.simulation.spine_world` repeats it. SPINE_SEEDS=10000 looks
-at more seeds than usual; `pytest -m soak` looks at new ones for SPINE_SOAK_SECONDS.
+A failed run names its seed: `explore(seed=…)` of `tests.simulation.spine_world` repeats it. SPINE_SEEDS=10000 runs
+more seeds than usual; `pytest -m soak` runs new ones for SPINE_SOAK_SECONDS.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEEDS_TO_FIND = 300
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
-def test_rank_stays_within_k_and_everything_is_handed_out(first: int) -> None:
+def test_rank_stays_within_k_and_everything_is_delivered(first: int) -> None:
     for seed in range(first, min(first + SEEDS_PER_TEST, SEEDS)):
         complaints = explore(seed)
         assert complaints == [], f"repeat with explore(seed={seed}): {complaints[0]}"
@@ -74,8 +74,8 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert ranks(3) == ranks(3) != ranks(4)
 
 
-def test_bound_is_used_and_not_only_kept() -> None:
-    """A spine that never handed out anything but the best would keep any bound; with K = 5, ranks up to 5 occur."""
+def test_ranks_up_to_the_bound_occur() -> None:
+    """A spine that only ever delivered the best would keep any bound; with K = 5, ranks up to 5 occur."""
     worst = 0
     for seed in range(60):
         world = World(5, 2)
@@ -85,9 +85,9 @@ def test_bound_is_used_and_not_only_kept() -> None:
     assert worst == 5
 
 
-# --- each clause of the protocol: a story that it decides -------------------------------------------------------------
+# --- each clause of the protocol: a scenario that depends on it -------------------------------------------------------
 
-#: Each story, and what has to be taken away for the oracle to object.
+#: Each scenario, and the clause whose removal the oracle must detect.
 STORIES: list[tuple[Callable[..., list[str]], type[Publisher] | type[Spine]]] = [
     (scenarios.worse_head_in_flight, mutants.CountsAgainstLastAcknowledged),
     (scenarios.better_head_not_yet_acknowledged, mutants.HoldsNothingBack),
@@ -113,12 +113,12 @@ STORIES: list[tuple[Callable[..., list[str]], type[Publisher] | type[Spine]]] = 
 
 
 @pytest.mark.parametrize("story", dict.fromkeys(story for story, _ in STORIES), ids=lambda story: story.__name__)
-def test_story_ends_well(story: Callable[..., list[str]]) -> None:
+def test_scenario_keeps_the_bound(story: Callable[..., list[str]]) -> None:
     assert story() == []
 
 
 @pytest.mark.parametrize(("story", "mutant"), STORIES, ids=lambda value: value.__name__)
-def test_story_breaks_the_bound_without_its_clause(
+def test_scenario_breaks_the_bound_without_its_clause(
     story: Callable[..., list[str]], mutant: type[Publisher] | type[Spine]
 ) -> None:
     complaints = story(publisher=mutant) if issubclass(mutant, Publisher) else story(spine=mutant)
@@ -126,7 +126,7 @@ def test_story_breaks_the_bound_without_its_clause(
     assert "at rank" in complaints[0]
 
 
-def test_lost_publication_is_said_again_until_its_message_is_handed_out() -> None:
+def test_lost_publication_is_resent_until_its_message_is_delivered() -> None:
     assert scenarios.lost_publication() == []
     assert "not everything was handed out" in scenarios.lost_publication(mutants.NeverSaysItAgain)[0]
 
@@ -152,7 +152,7 @@ def test_head_sent_before_its_lease_is_on_disk_breaks_the_bound(monkeypatch: pyt
     assert "at rank 2" in story.world.complaints[0]
 
 
-# --- and the same by chance: the random runs find what is missing -----------------------------------------------------
+# --- random runs also detect missing clauses --------------------------------------------------------------------------
 
 FOUND_BY_CHANCE: list[type[Publisher] | type[Spine]] = [
     mutants.CountsAgainstLastAcknowledged,
@@ -179,7 +179,7 @@ FOUND_BY_CHANCE: list[type[Publisher] | type[Spine]] = [
 
 
 @pytest.mark.parametrize("mutant", FOUND_BY_CHANCE, ids=lambda mutant: mutant.__name__)
-def test_random_runs_find_that_a_clause_is_missing(mutant: type[Publisher] | type[Spine]) -> None:
+def test_random_runs_detect_a_missing_clause(mutant: type[Publisher] | type[Spine]) -> None:
     def complains(seed: int) -> bool:
         if issubclass(mutant, Publisher):
             return bool(explore(seed, publisher_class=mutant))

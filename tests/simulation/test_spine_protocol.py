@@ -1,6 +1,6 @@
-"""Spine and publisher by hand: one turn in one process, what a restart needs, stats, and refusals.
+"""Spine and publisher without faults: one turn in one process, restarts, stats, and refusals.
 
-What they promise together under faults is in test_spine.py.
+Their promises under faults are in test_spine.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def take(outbox: list[T]) -> list[T]:
 
 
 class Topic:
-    """A spine and its partitions in one process: what one says, the other hears in the same turn."""
+    """A spine and its partitions in one process: messages are received in the turn in which they are sent."""
 
     def __init__(self, k: int, partitions: int, strategy: Strategy = "best_first") -> None:
         self.publishers = {number: Publisher(SimQueue(lambda place: None), Durable()) for number in range(partitions)}
@@ -73,7 +73,7 @@ def test_budget_divides_the_bound_among_the_others(k: int, partitions: int, budg
     assert 1 + max(0, partitions - 1) * budget <= k
 
 
-def test_in_one_process_nothing_is_ever_held_back_and_order_is_exact() -> None:
+def test_in_one_process_nothing_is_held_and_order_is_exact() -> None:
     topic = Topic(k=1, partitions=3)
     places = [(key, id) for id, key in enumerate([5, 3, 9, 1, 7, 3, 8, 2, 6])]
     for place in places:
@@ -83,7 +83,7 @@ def test_in_one_process_nothing_is_ever_held_back_and_order_is_exact() -> None:
     assert topic.pop() == []
 
 
-def test_one_answer_holds_no_more_than_is_within_the_limit() -> None:
+def test_answer_contains_only_messages_within_the_limit() -> None:
     topic = Topic(k=1, partitions=2)
     topic.enqueue(0, (1, 1), (2, 2), (5, 5))
     topic.enqueue(1, (4, 4))
@@ -101,7 +101,7 @@ def test_pop_waits_for_the_next_message() -> None:
     assert topic.spine.waiting == 0
 
 
-def test_throttled_partition_takes_messages_but_serves_none() -> None:
+def test_throttled_partition_accepts_messages_but_serves_none() -> None:
     topic = Topic(k=1, partitions=2)
     topic.spine.throttle(0, "moving", 0)
     topic.carry()
@@ -192,7 +192,7 @@ def test_duplicated_request_gets_the_same_leases() -> None:
     assert queue.leased == {(1, 1)}
 
 
-def test_leases_are_found_again_after_a_restart_and_not_made_again() -> None:
+def test_leases_survive_a_restart_and_are_not_repeated() -> None:
     publisher, queue = opened([(1, 1), (2, 2)])
     asked = request(publisher, 7)
     publisher.receive(asked, 0)
@@ -254,7 +254,7 @@ def test_deposed_spine_is_inactive() -> None:
     assert topic.spine.outbox == []
 
 
-def test_messages_travel_as_msgpack() -> None:
+def test_messages_survive_msgpack() -> None:
     publication = Publish(1, 2, (3, 4), 5)
     there: list[tuple[object, ToPartition | ToSpine]] = [
         (ToPartition, LeaseRequest(1, 2, 3, 4, NOTHING, 5)),

@@ -1,6 +1,6 @@
-"""Power cuts while a unit is written that holds both a worker's acks and its next leases: all of it counts, or nothing.
+"""Power cuts while a unit with a worker's acks and its next leases is written: all of it counts, or nothing.
 
-The unit has several sectors, of which a cut leaves any.
+The unit has several sectors, of which a cut leaves any subset.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.simulation.node import Node
 from tests.unit.engine.test_growth import WRITES
 
 BATCH = 100
-DRAWS = 24  # of the sectors that a cut leaves, for each place of the cut
+DRAWS = 24  # of the sectors that a cut leaves, for each point of the cut
 
 
 def segments(disk: FakeDisk) -> dict[str, bytes]:
@@ -57,7 +57,7 @@ class Scene:
         self.commits = (await hl.stats("jobs")).log.commits_total - commits
 
     async def check(self, found: list[tuple[int, int]]) -> None:
-        """Note how many of the first messages are gone, and how many of the others are leased."""
+        """Return how many of the first messages are removed, and how many of the others are leased."""
         stats = await self.node.hl.stats("jobs")
         gone = 2 * BATCH - stats.ready - stats.leased
         found.append((gone, stats.leased - (BATCH - gone)))
@@ -76,7 +76,7 @@ def test_torn_unit_with_acks_and_leases_counts_in_full_or_not_at_all(gather_step
         for seed in range(DRAWS):
             scene = Scene(seed, gather_steps, made.node.disk.crash())
             if scene.node.live(lambda scene=scene, cut=cut: [scene.work(cut)]) != "crash":  # type: ignore[misc]
-                continue  # the operation came after the work
+                continue  # the operation was after the work
             is_touched = segments(scene.node.disk) != scene.before
             scene.node.live(lambda scene=scene: [scene.check(found)])  # type: ignore[misc]
             assert found[-1] in ((0, 0), (BATCH, BATCH))
@@ -84,4 +84,4 @@ def test_torn_unit_with_acks_and_leases_counts_in_full_or_not_at_all(gather_step
                 assert found[-1] == (BATCH, BATCH)
             torn += is_touched and found[-1] == (0, 0)
     assert {(0, 0), (BATCH, BATCH)} <= set(found)
-    assert torn >= 3, "some cuts left a part of the unit"
+    assert torn >= 3, "some cuts left part of the unit"

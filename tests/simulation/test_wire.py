@@ -1,4 +1,4 @@
-"""The promises hold for clients on native connections that are split, late and cut; and a wrong answer is found."""
+"""The promises hold for clients on native connections that are split, late and cut; and a wrong answer is detected."""
 
 from __future__ import annotations
 

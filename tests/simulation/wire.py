@@ -1,6 +1,6 @@
 """A native connection in virtual time: the two sides of `wire/frames`, and a faulty pipe between them.
 
-The pipe splits what is sent anywhere, delays it and is cut, but keeps the order, as TCP does. A broker behind such
+The pipe splits sent bytes anywhere, delays them and is cut, but keeps the order, as TCP does. A broker behind such
 connections is used like any other; a cut raises ConnectionResetError in every call in progress, whose outcome is then
 not known. The next call connects again.
 """
@@ -37,10 +37,10 @@ from heapline.wire.frames import (
 from tests.simulation.node import Node
 from tests.unit.wire.frames.connection import ZLIB
 
-WINDOWS = Windows(calls=2, waiting=2, bodies=2)  # so small that calls wait for them
+WINDOWS = Windows(calls=2, waiting=2, bodies=2)  # small enough that calls wait for them
 PIECES = (1, 11, 13, 500, 8192, 1 << 16, 1 << 18)
-CUT = 0.005  # how probably a piece is the last one
-STALL = 0.001  # and how probably one is late by seconds
+CUT = 0.005  # probability that a piece is the last one
+STALL = 0.001  # and probability that one is late by seconds
 CREDITS = 3
 
 
@@ -102,13 +102,13 @@ class Wire:
         self._client.other, self._server.other = self._server, self._client
         self._answers: dict[int, asyncio.Queue[Any]] = {}  # to the client; None if the connection ended
         self._tasks: dict[int, asyncio.Task[None]] = {}  # of the server
-        self._news = asyncio.Event()  # the client has room again, or the connection ended
+        self._news = asyncio.Event()  # the client has space again, or the connection ended
         self._credit = asyncio.Event()
         self._client.tick()
         self._server.tick()
 
     def cut(self, why: str) -> None:
-        """End the connection. The server cancels its calls; the client does not know what became of them."""
+        """End the connection. The server cancels its calls; the client does not know their outcome."""
         self.is_cut = True
         self.counts[why] += 1
         for task in self._tasks.values():
@@ -154,7 +154,7 @@ class Wire:
                 self._client.flush()
 
     def _on_answer(self, event: Any) -> None:
-        if not isinstance(event, Welcome) and event.request in self._answers:  # else its caller is gone
+        if not isinstance(event, Welcome) and event.request in self._answers:  # otherwise its caller is gone
             self._answers[event.request].put_nowait(event)
         self._news.set()
 
@@ -191,7 +191,7 @@ class Wire:
             answer = partial(frames.send_error, number, codec.encode_failure("CANCELLED", "cancelled"))
         except HeaplineError as error:
             answer = partial(frames.send_error, number, codec.encode_error(error))
-        except OSError:  # the disk failed: the client must not take the call for refused
+        except OSError:  # the disk failed: the client must not treat the call as refused
             self.cut("failures")
         del self._tasks[number]
         if not self.is_cut:
@@ -200,7 +200,7 @@ class Wire:
 
 
 class WireBroker(Broker):
-    """A broker behind connections of which the current one may be cut at any time."""
+    """A broker behind connections, the current one of which may be cut at any time."""
 
     def __init__(self, behind: Broker, make: Callable[[], Wire]) -> None:
         self.behind, self._make = behind, make
@@ -229,7 +229,7 @@ class WireBroker(Broker):
         await self.behind.close()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.behind, name)  # what is not in the contract
+        return getattr(self.behind, name)  # methods outside the contract
 
 
 class WiredNode(Node):

@@ -52,7 +52,7 @@ def stream(spark: Any, given: Given, mark: Path) -> None:
 
 
 def killing(mark: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Passes everything on; the first task that comes to its second batch kills the executor under it, once."""
+    """Passes everything on; the first task that reaches its second batch kills the executor under it, once."""
     path = str(mark)
 
     def passed(batches: Iterator[Any]) -> Iterator[Any]:
@@ -83,7 +83,7 @@ def kill(pid: int) -> None:
 
 
 def kill_any(mark: Path, lake: Path) -> None:
-    """Some executor, as soon as the lake has a file of rows."""
+    """Return an executor, as soon as the lake has a file of rows."""
     while not list(lake.rglob("*.parquet")):
         time.sleep(0.02)
     executors = [pid for pid in javas() if b"CoarseGrainedExecutorBackend" in command(pid)]
@@ -92,7 +92,7 @@ def kill_any(mark: Path, lake: Path) -> None:
 
 
 def javas() -> list[int]:
-    """Of this session of processes."""
+    """The processes of this session."""
     mine, found = os.getsid(0), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -32,7 +32,7 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture
 def load(spark: Any, tmp_path: Path) -> Callable[..., Any]:
-    """`load(**options)`: a DataFrame of topic "jobs" in the data directory of the test."""
+    """`load(**options)`: a DataFrame of topic "jobs" in the test's data directory."""
 
     def loaded(stream: bool = False, **options: str) -> Any:
         reader = (spark.readStream if stream else spark.read).format("heapline").option("path", str(tmp_path / "data"))

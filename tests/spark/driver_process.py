@@ -1,7 +1,7 @@
 """Spark drivers in separate processes: started on a script beside the tests, watched line by line, killed.
 
 A driver, its Java and all its workers are one process session, so one kill ends all of them, like a power failure.
-Alternatively only the driver and its Java are killed, so that workers run on for a while. A script receives its
+Alternatively only the driver and its Java are killed, so that workers run for a while longer. A script receives its
 arguments as JSON and reports as lines of JSON; all other output goes to a file.
 """
 
@@ -46,7 +46,7 @@ class Driver:
         with self.process.stdout as lines:
             for line in lines:
                 self.said.append(line)
-                with self._log.open("a") as log:  # unbuffered, to show what a slow run is doing
+                with self._log.open("a") as log:  # unbuffered, to show the progress of a slow run
                     log.write(line)
                 self._lines.put(line)
         self._lines.put(None)
@@ -58,7 +58,7 @@ class Driver:
         self.kill()
 
     def told(self) -> Iterator[Told]:
-        """What it tells, until it ends or is killed."""
+        """Yield its reports until it ends or is killed."""
         while True:
             try:
                 line = self._lines.get(timeout=PATIENCE)
@@ -70,35 +70,35 @@ class Driver:
                 yield json.loads(line)
 
     def wait_for(self, holds: Callable[[Told], bool]) -> Told | None:
-        """The first thing told for which this holds; None if it ended before."""
+        """Return the first report for which this holds, or None if it ended before."""
         return next((told for told in self.told() if holds(told)), None)
 
     def ended(self) -> int:
         code = self.process.wait(PATIENCE)
-        self.kill()  # workers that are still about
+        self.kill()  # workers that are still running
         return code
 
     def kill(self) -> None:
-        """With -9, all of it."""
+        """Kill all of it with -9."""
         deadline = time.monotonic() + 30
         while found := processes_of_session(self.process.pid):
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.process.poll()
-            assert time.monotonic() < deadline, f"these do not die: {found}"
+            assert time.monotonic() < deadline, f"these do not end: {found}"
             time.sleep(0.01)
         self.process.wait()
         self._ear.join()
 
     def behead(self) -> None:
-        """With -9, the driver and its Java: its workers are a group of their own, and only notice in time."""
+        """Kill the driver and its Java with -9: its workers are another process group, and notice only later."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def everything(self) -> str:
-        """All that it said, on both of its outputs."""
+        """Return everything it wrote, on both outputs."""
         return self._log.read_text(errors="replace")
 
 
@@ -114,7 +114,7 @@ def processes_of_session(session: int) -> list[int]:
 
 
 def without_java(folder: Path) -> dict[str, str]:
-    """An environment in which there is no Java: PATH with all that it has otherwise."""
+    """An environment without Java: PATH with everything else."""
     folder.mkdir()
     for place in os.environ["PATH"].split(os.pathsep):
         for tool in Path(place).glob("*") if Path(place).is_dir() else ():

@@ -26,7 +26,7 @@ TRIES = 20
 def main(given: Given) -> int:
     conf = {"spark.sql.execution.arrow.maxRecordsPerBatch": "50"}  # several batches of Arrow in a task
     spark = session(master="local[2,4]", **conf)
-    spark.sparkContext.setLogLevel("FATAL")  # of tasks that throw, Spark tells the whole story
+    spark.sparkContext.setLogLevel("FATAL")  # if tasks throw, Spark logs the whole story
     tell(started=True)
     if given["alone"]:
         return archive_alone(spark, given)
@@ -54,7 +54,7 @@ def archive_alone(spark: Any, given: Given) -> int:
 
 
 def carry_through(spark: Any, given: Given, names: list[str]) -> None:
-    """Streams to their ends, each on its checkpoint, and started again if it fails, as a good cluster would do. From
+    """Run streams to their ends, each on its checkpoint, and restart those that fail, as a cluster would. In
     this thread: Spark finds a stream's sink by the session of the thread that starts it."""
     running = {name: Running(spark, given, name) for name in names}
     while running:
@@ -78,7 +78,7 @@ class Running:
             if not self._over:
                 self._told = tell_batches(self._query, self._name, self._told)
                 self._over = bool(self._query.awaitTermination(0.05))
-        except Exception as error:  # also a start that failed: Spark gives a worker ten seconds to come up
+        except Exception as error:  # even a failed start: Spark gives a worker ten seconds
             tell(query=self._name, failed=str(error)[:300])
             self._query = None
             if self._tries == TRIES:
@@ -117,7 +117,7 @@ def written_twice(where: dict[str, str]) -> Callable[[Any, int], None]:
 
 
 def throwing(share: float, seed: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Passes everything on; but so many of the tasks throw, before their first rows, among them or after all."""
+    """Passes everything on; but some of the tasks throw, before their first rows, among them or after all."""
 
     def passed(batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
@@ -143,13 +143,13 @@ def follow(spark: Any, given: Given, over: threading.Event) -> None:
                 round_rows=given["round_rows"], until=over.is_set,
                 on_progress=lambda progress: tell(archiving=progress.done),
             )  # fmt: skip
-        except Exception as error:  # it starts again from where the lake ends
+        except Exception as error:  # it restarts where the lake ends
             tell(query="archive", failed=str(error)[:300])
             over.wait(0.5)
 
 
 def audited(spark: Any, given: Given) -> dict[str, Any]:
-    """What the queue's own audit says of all four topics."""
+    """Return what the queue's own audit reports for all four topics."""
     result = audit(spark, given["where"], ("in", "out", "left", "right"))
     told = {check.name: check.verdict for check in result.checks}
     return {"refuted": list(result.refuted), "messages": result.messages, "checks": told, "events": result.events}

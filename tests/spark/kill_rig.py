@@ -32,13 +32,13 @@ QUERIES = ("sink", "both")
 
 
 def seeds() -> list[int]:
-    """Of the long form: how many, counted from 0, or a range such as 5-9."""
+    """In the long form: seeds counted from 0, or a range such as 5-9."""
     first, dash, last = os.environ.get(SEEDS, "3").partition("-")
     return list(range(int(first), int(last) + 1)) if dash else list(range(int(first)))
 
 
 class Scene:
-    """Topic `in` with numbered rows, a server on a port that it keeps, and places for checkpoints and lake."""
+    """Topic `in` with numbered rows, a server on a fixed port, and directories for checkpoints and lake."""
 
     def __init__(self, folder: Path, rows: int, batch_rows: int) -> None:
         self.folder, self.rows, self.batch_rows = folder, rows, batch_rows
@@ -46,7 +46,7 @@ class Scene:
         self._server = Process(self.data, "--port", str(free_port()))
         self._loop = asyncio.Runner()
         self._runs = 0
-        self.record: Counter[str] = Counter()  # what was done
+        self.record: Counter[str] = Counter()  # the faults so far
 
     def __enter__(self) -> Scene:
         self._loop.run(self._server.__aenter__())
@@ -75,7 +75,7 @@ class Scene:
 
     @contextmanager
     def driver(self, seed: int, throw: float, *, alone: bool = False) -> Iterator[Driver]:
-        """Leaving it kills it; beheaded, its workers go on until then."""
+        """Leaving the block kills it; without its driver, its workers continue until then."""
         given = {
             "where": self.where, "checkpoints": str(self.folder / "checkpoints"), "lake": str(self.lake),
             "seed": seed, "run": self._runs, "throw": throw, "batch_rows": self.batch_rows,
@@ -86,10 +86,10 @@ class Scene:
         with Driver("kill_driver.py", self.folder / f"driver{self._runs}.log", **given) as driver:
             yield driver
 
-    # -- what is done to checkpoints, and behind everybody's back ---------------------------------------------------
+    # -- changes to checkpoints, and late tasks ------------------------------------------------------------------------
 
     def forget_last_commits(self) -> None:
-        """As if the driver had been killed after the sink's commit and before Spark noted it."""
+        """As if the driver had been killed after the sink's commit and before Spark recorded it."""
         for name in QUERIES:
             commits = self.folder / "checkpoints" / name / "commits"
             numbers = [int(path.name) for path in commits.glob("*") if path.name.isdigit()]
@@ -103,22 +103,22 @@ class Scene:
         return str(found["id"])
 
     def last_batch(self) -> int:
-        """The last that the stream to the sink has planned."""
+        """The last batch that the stream to the sink has planned."""
         numbers = (self.folder / "checkpoints/sink/offsets").glob("*")
         return max((int(path.name) for path in numbers if path.name.isdigit()), default=0)
 
     def zombie(self, batch: int) -> None:
-        """An attempt of a task that is still at work for a driver that is no more."""
+        """An attempt of a task that still works for a dead driver."""
         options = {**self.where, "topic": "out"}
         chosen = resolve(parse_write(options, {"value": "binary"}, streaming=True, overwrite=False))
         rows = pa.RecordBatch.from_pydict({"value": [b"zombie"] * 20})
         write(chosen, stream_batch(self.query_id(), batch), [rows], partition=0, attempt=7)
         self.record["zombies"] += 1
 
-    # -- what must be true -----------------------------------------------------------------------------------------
+    # -- invariants ----------------------------------------------------------------------------------------------------
 
     def values(self, topic: str) -> Counter[bytes]:
-        """The values of view `messages`, as the format reads them."""
+        """Return the values of view `messages`, as the format reads them."""
         given = {"path": str(self.data), "subscribe": topic, "columns": "value"}
         options = resolve(parse_options(given, streaming=False))
         source = source_of(options)
@@ -150,14 +150,14 @@ class Scene:
 
 
 def differences(found: Counter[bytes], wanted: Counter[bytes]) -> dict[str, Any]:
-    """What is lost and what is too much; a few of each."""
+    """Return missing and extra values; a few of each."""
     lost, more = wanted - found, found - wanted
     told = {"lost": lost, "more": more}
     return {name: (sum(which.values()), which.most_common(5)) for name, which in told.items() if which}
 
 
 def disturb(scene: Scene, seed: int, runs: int, throw: float = 0.05) -> list[Told]:
-    """Runs that are killed, each on the checkpoints of the one before; what the last one, which is not, told."""
+    """Make runs that are killed, each on the last one's checkpoints; return the reports of the last, which is not."""
     rng = random.Random(seed)
     with ExitStack() as bodies:
         for _ in range(runs):
@@ -177,8 +177,8 @@ def disturb(scene: Scene, seed: int, runs: int, throw: float = 0.05) -> list[Tol
 
 
 def kill_once(scene: Scene, driver: Driver, rng: random.Random) -> None:
-    """Wait for a moment, and let it happen: to the server first, perhaps, and to the driver in any case."""
-    moments = [rng.randrange(3), rng.randrange(6)]  # batches that get through before
+    """Wait for a random time, then kill: possibly first the server, and in any case the driver."""
+    moments = [rng.randrange(3), rng.randrange(6)]  # batches that complete before
     for number, batches in enumerate(moments):
         left = iter(range(batches))
         if driver.wait_for(lambda told, left=left: "batch" in told and next(left, None) is None) is None:

@@ -22,7 +22,7 @@ def lifecycle(
     number: int, enqueued: int, *, priority: int = 5, delay: int = 0, wait: int | None = 0, service: int | None = 10,
     retries: int = 0, expiries: int = 0, outcome: str = "acked", reason: str | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Times in ms from START on. Without a wait it was never leased, without a service it is not done."""
+    """Times are in ms from START. Without a wait it was never leased, without a service time it is not done."""
     due = enqueued + delay
     leased = None if wait is None else at(due + wait)
     done = None if wait is None or service is None else at(due + wait + service)

@@ -38,7 +38,7 @@ def main(given: dict[str, Any]) -> None:
         failing = spark.read.format("heapline").options(**options).option("startingOffsets", '{"jobs": {"0": 9999}}')
         lost = spark.read.format("heapline").options(**{**options, "subscribe": "nowhere"})
         told = [failure_of(failing.load), failure_of(lost.load)]
-        if way == "token":  # a key that the server does not know is a credential, too
+        if way == "token":  # a key that the server does not have is also a credential
             strange = {**options, "heapline.token": given["strange"]}
             told.append(failure_of(spark.read.format("heapline").options(**strange).load))
         tell(way=way, failures=told)
@@ -53,7 +53,7 @@ def explained(df: Any) -> str:
 
 
 def streamed(spark: Any, options: dict[str, str]) -> str:
-    """The progress of a stream of it, as everybody may see it."""
+    """Return the progress of a stream, which all users of the session can see."""
     df = spark.readStream.format("heapline").options(**options).option("startingOffsets", "earliest").load()
     with tempfile.TemporaryDirectory() as checkpoint:
         writing = df.writeStream.format("noop").option("checkpointLocation", checkpoint).trigger(availableNow=True)
@@ -68,7 +68,7 @@ def ended(query: Any) -> Any:
 
 
 def patiently(act: Callable[[], Any]) -> Any:
-    """Spark gives a worker ten seconds to start, which is little on a machine that many share."""
+    """Spark gives a worker ten seconds to start, which is little on a busy shared machine."""
     for _ in range(5):
         try:
             return act()

@@ -1,6 +1,6 @@
 """The lake has each row of the log once, with any number of archives and whatever is killed.
 
-There is no checkpoint that could be lost: the lake records what it has. test_sink_kill.py also kills the archive of a
+There is no checkpoint that could be lost: the lake records its own end. test_sink_kill.py also kills the archive of a
 topic that is being written to.
 """
 
@@ -33,7 +33,7 @@ def test_killed_and_concurrent_archives_add_each_row_once(spark: Any, tmp_path: 
         for thread in threads:
             thread.join()
         work()
-        # Of messages: that the archive's own group moves on are events, too, which the next one brings.
+        # Compare messages only: moves of the archive's own group are events too, which the next archive adds.
         brought = [table.rows for result in results for table in result.tables if table.view == "messages"]
         assert (sum(brought), brought[2]) == (scene.rows, 0)
         assert differences(scene.archived(), Counter(b"%d" % i for i in range(scene.rows))) == {}

@@ -56,7 +56,7 @@ def driven(folder: Path, **given: object) -> list[Told]:
             told.extend(driver.told())
             assert driver.ended() == 0, driver.everything()[-4000:]
     finally:
-        for app in (found["app"] for found in told if "app" in found):  # what its workers leave behind
+        for app in (found["app"] for found in told if "app" in found):  # what the executor's workers leave behind
             shutil.rmtree(Path(pyspark.__file__).parent / "work" / app, ignore_errors=True)
     return told
 

@@ -31,12 +31,12 @@ def test_forecast_finds_the_fewest_workers_that_meet_the_goal(spark: Any, past: 
     assert found.service_mean_ms == pytest.approx(150)
     assert found.arrivals_per_second == pytest.approx(10, rel=0.01)
     by_workers = {crowd.workers: crowd for crowd in found.crowds}
-    assert sorted(by_workers) == [1, 2, 4]  # what was asked for, the answer, and one less
+    assert sorted(by_workers) == [1, 2, 4]  # the requested count, the answer, and one less
     assert not by_workers[1].meets_goal
     assert by_workers[4].waits[0].max == 0.0
     everyone, urgent, patient = by_workers[1].waits
     assert (everyone.messages, urgent.priority, patient.priority) == (600, 0, 9)
-    assert urgent.max <= 150  # the rest of the work under way, whatever else waits
+    assert urgent.max <= 150  # the rest of the work in progress
     assert patient.p95 > 20_000
     assert [(wait.priority, wait.p95) for wait in found.observed] == [(None, 7.0), (0, 7.0), (9, 7.0)]
     assert forecast(spark, None, "jobs", lifecycles=past, workers=[1, 4], goal=0.05) == found

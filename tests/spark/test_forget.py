@@ -33,7 +33,7 @@ def _forget_all(spark: Any, where: dict[str, str], target: str, api_key: str) ->
         hl.bury(mine[:1])
         hl.ack([message for message in got if message.key == "k0"])
         [found] = forget(spark, where, "k1").topics
-        # 1 is dead, 3 is out with a worker, 5, 7, 9 and 11 wait.
+        # 1 is dead, 3 is leased, 5, 7, 9 and 11 wait.
         assert (found.cancelled, found.dead_deleted, found.leased, found.payloads_left) == (4, 1, 1, 6)
         assert found.segments == (1, 1)
         stats = hl.stats("jobs")

@@ -55,7 +55,7 @@ def test_lake_joins_archive_and_journal_while_rows_are_archived(
     fill(hl, 50, first=800)
     archive(spark, where, "jobs", at)
     maintain(at)
-    assert places(events) == whole  # settled when it was made
+    assert places(events) == whole  # fixed when it was created
     assert len(places(lake(spark, at, view="events", topic="jobs"))) == 1050
     days = lake(spark, at, where, "jobs").select("namespace", "date").distinct().collect()
     assert [(day.namespace, str(day.date)) for day in days] == [("default", str(hl_day(messages)))]

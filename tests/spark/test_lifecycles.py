@@ -48,7 +48,7 @@ async def lived(name: str, seed: int) -> tuple[pa.Table, Any, Any]:
 
 @pytest.fixture(scope="module")
 def lives() -> dict[str, tuple[pa.Table, Any, Any]]:
-    """Some lives under each of the settings, as if they had been led in topics of their own."""
+    """Random histories under each of the settings, as if in separate topics."""
     found = {}
     for name in TOPICS:
         for seed in range(3):
@@ -59,7 +59,7 @@ def lives() -> dict[str, tuple[pa.Table, Any, Any]]:
 
 
 def renamed(table: pa.Table, topic: str) -> pa.Table:
-    """As if it had happened in this topic, in batches of its own: one that spans topics is one batch."""
+    """As if it had happened in this topic, in separate batches: a batch that spans topics is one batch."""
     batches = [None if name is None else f"{topic}/{name}" for name in table["batch_id"].to_pylist()]
     for name, values in (("topic", [topic] * table.num_rows), ("batch_id", batches)):
         place = table.schema.get_field_index(name)

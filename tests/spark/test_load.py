@@ -38,7 +38,7 @@ def make_source(folder: Path, rows: int, files: int = 4) -> list[str]:
 
 
 async def killed_midway(server: Process, key_file: Path, command: list[str], chunks: int) -> int:
-    """Start the command in a process of its own, and kill it, its Java and all, once some chunks are there."""
+    """Start the command in a separate process, and kill it and its Java once some chunks are enqueued."""
     driver = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "heapline", "pipeline", *command, start_new_session=True,
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
@@ -84,7 +84,7 @@ async def load_through_a_kill(spark: Any, tmp_path: Path, rows: int, chunk_rows:
 
 
 def found(spark: Any, where: dict[str, str]) -> Any:
-    """As the format itself reads the topic."""
+    """Like the format reads the topic."""
     rows = spark.read.format("heapline").options(**where, subscribe="jobs").load()
     return rows.selectExpr(
         "count(*) AS rows", "count(DISTINCT CAST(value AS STRING)) AS values",

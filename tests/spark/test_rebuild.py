@@ -30,7 +30,7 @@ Told = dict[int, MessageInfo]
 
 
 class History:
-    """Lives through something of every kind, by chance, and writes down what the engine said at each step."""
+    """Performs random actions of every kind, and records the engine's state at each step."""
 
     def __init__(self, rig: Rig, seed: int) -> None:
         self.rig, self.random = rig, random.Random(seed)
@@ -48,7 +48,7 @@ class History:
 
     async def note(self) -> None:
         hl = self.rig.hl
-        for _ in range(2):  # what is due fires after the first
+        for _ in range(2):  # due messages fire after the first one
             await hl.stats("jobs")
             await settle()
         told = {info.id: info for id in self.ids if (info := await hl.get("jobs", id)).state in THERE}
@@ -97,7 +97,7 @@ class History:
     async def meddle(self) -> None:
         hl, pick = self.rig.hl, self.random
         for id in pick.sample(self.ids, min(4, len(self.ids))):
-            with suppress(heapline.HeaplineError):  # it is out, dead or gone
+            with suppress(heapline.HeaplineError):  # it is leased, dead or removed
                 if pick.random() < 0.3:
                     await hl.cancel("jobs", id)
                 else:
@@ -114,7 +114,7 @@ class History:
 
 
 def rebuilt(spark: Any, rig: Rig, history: History) -> list[Told]:
-    """All moments in one job: every other by its time, the rest by offsets."""
+    """All times in one job: every other one by its time, the rest by offsets."""
     events = spark.createDataFrame(table(rig, view="events"))
     rows = [(m, at, None if m % 2 else ends) for m, (at, ends, _) in enumerate(history.moments)]
     cuts = spark.createDataFrame(rows, "m int, moment timestamp, ends map<int,bigint>")

@@ -20,7 +20,7 @@ pytestmark = MARKS
 
 @pytest.fixture(scope="module")
 def frames(spark: Any) -> dict[str, Any]:
-    """200 messages, two a second: even ones of priority 1 wait 0 to 99 ms, odd ones of 9 ten times that."""
+    """200 messages, two per second: even ones of priority 1 wait 0 to 99 ms, odd ones of 9 ten times that."""
     rows = [lifecycle(i, 500 * i, priority=1 + i % 2 * 8, wait=(i // 2) * (1 + i % 2 * 9)) for i in range(200)]
     rows += [
         lifecycle(200, 100_000, wait=None, service=None, outcome="waiting"),

@@ -19,7 +19,7 @@ pytestmark = MARKS
 
 
 class Server:
-    """A server process, a client to look behind Spark's back, and a new topic for each test."""
+    """A server process, a client that bypasses Spark, and a new topic for each test."""
 
     def __init__(self, process: Process, data: Path) -> None:
         self.where = {"heapline.url": process.target, "heapline.api_key_file": str(data / "admin.key")}
@@ -81,7 +81,7 @@ def test_written_rows_are_messages_with_all_columns(spark: Any, server: Server) 
         "concat('once-', id) as idempotency_key", "3600.5 as ttl", "'me' as fairness_key",
     )  # fmt: skip
     save(df, server, topic)
-    save(df, server, topic)  # the idempotency keys say that these are the same
+    save(df, server, topic)  # according to the idempotency keys, these are the same
     messages = server.hl.pop(topic, 100)
     facts = sorted((m.payload, m.priority, m.key, m.headers, m.fairness_key) for m in messages)
     assert facts == [(b"%d" % i, i, f"k{i % 2}", {"n": str(i)}, "me") for i in range(5)]
@@ -129,7 +129,7 @@ def test_repeated_transaction_is_written_once(spark: Any, server: Server) -> Non
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Files that a stream reads, one a batch."""
+    """Files that a stream reads, one per batch."""
     folder = tmp_path / "in"
     folder.mkdir()
     return folder
@@ -159,7 +159,7 @@ def test_replayed_last_batch_of_a_stream_is_written_once(
     query = run(stream(spark, source), server, topic, checkpoint)
     assert server.sinks()[f"query:{query}"] == 2
     assert server.hl.stats(topic).ready == 3000
-    for crumb in checkpoint.glob("commits/*2*"):  # as if it had been killed before Spark noted its commit
+    for crumb in checkpoint.glob("commits/*2*"):  # as if it had been killed before Spark recorded its commit
         crumb.unlink()
     for crumb in checkpoint.glob("commits/.*2*"):
         crumb.unlink()

@@ -32,7 +32,7 @@ def test_many_kills_neither_lose_nor_duplicate_rows(tmp_path: Path, seed: int) -
 
 
 def test_deleted_checkpoint_makes_a_new_query(spark: Any, tmp_path: Path) -> None:
-    """A sink knows a query by its checkpoint. Deleting that asks for the rows once more, and they come once more."""
+    """A sink knows a query by its checkpoint. Deleting that requests the rows again, and they are written again."""
     with Scene(tmp_path, rows=100, batch_rows=100) as scene:
         queries = set()
         for _ in range(2):

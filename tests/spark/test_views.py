@@ -22,7 +22,7 @@ Load = Callable[..., Any]
 
 
 class Served:
-    """A server of a topic with 900 messages, and how to read it."""
+    """A server with a topic of 900 messages, and the options to read it."""
 
     def __init__(self, server: Process, data: Path, far: Any, spark: Any) -> None:
         self.server, self.far, self._spark = server, far, spark
@@ -70,7 +70,7 @@ async def test_backlog_and_dlq_are_fixed_when_planned(served: Served, load: Load
         await served.far.snapshot("jobs")
     assert await asyncio.to_thread(picture) == before
     assert await asyncio.to_thread(served.load(view="backlog").count) == 402
-    with pytest.raises(BadRequest, match="shows one point in time and is batch only"):  # as a query would fail
+    with pytest.raises(BadRequest, match="shows one point in time and is batch only"):  # like a failing query
         HeaplineSource({**served.where, "subscribe": "jobs", "view": "dlq"}).streamReader(None)
 
 

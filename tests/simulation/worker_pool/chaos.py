@@ -121,7 +121,7 @@ class Chaos:
             worker.client.is_deaf = False
 
     async def _block(self) -> None:
-        """Block a worker's event loop, while a thread of the process still asks what it holds."""
+        """Block a worker's event loop, while a thread of the process still calls `holds`."""
         if (worker := self._one()) is not None:
             seconds = self._rng.choice((1.0, 4.0, 9.0))
             self._world.note(f"{worker.name}'s loop is blocked for {seconds} s")

@@ -22,7 +22,7 @@ class Holder(Protocol):
     def name(self) -> str: ...
 
     def held(self) -> Mapping[Partition, int]:
-        """Return what it says it holds now, with fences; nothing if it does not run."""
+        """Return the partitions that it holds now, with fences; nothing if it does not run."""
         ...
 
 
@@ -85,7 +85,7 @@ def eventually_assigned(holders: Iterable[Holder], partitions: Iterable[Partitio
     if missing := everything - set().union(*shares.values()):
         complaints.append(f"EventuallyAssigned: no worker holds {', '.join(sorted(p.id for p in missing))}")
     if extra := set().union(*shares.values()) - everything:
-        complaints.append(f"EventuallyAssigned: {', '.join(sorted(p.id for p in extra))} is not a partition any more")
+        complaints.append(f"EventuallyAssigned: {', '.join(sorted(p.id for p in extra))} is no longer a partition")
     most = max((len(share) for share in shares.values()), default=0)
     fair = math.ceil(len(everything) / max(1, len(shares)) * 1.15)
     if most > fair + 1:

@@ -1,6 +1,6 @@
 """A simulated process: it can be paused, as by SIGSTOP, and killed, and its clock drifts.
 
-Its event loop can also be blocked: then no task takes a step, but its threads run and may ask what it holds. Every task
+Its event loop can also be blocked: then no task takes a step, but its threads run and may call `holds`. Every task
 started in a process is controlled: while the process is paused, none of its tasks takes a step, whatever it waits for;
 afterwards each continues. Requests sent before remain in flight.
 """
@@ -58,7 +58,7 @@ class Process:
                 gate.set_result(None)
 
     def kill(self) -> None:
-        """End the process: nothing it still does has any effect."""
+        """End the process: it has no further effect."""
         self.is_dead = True
         self.resume()
         for task in self.tasks:

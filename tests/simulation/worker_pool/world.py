@@ -23,7 +23,7 @@ from tests.simulation.worker_pool.process import Process
 from tests.simulation.worker_pool.store import Client, Faults, Store
 
 DRIFT = 0.02  # clocks run faster or slower by up to this share
-SAMPLE = 0.1  # seconds between two checks of who holds what
+SAMPLE = 0.1  # seconds between two checks of the holders
 TAIL = 60
 
 CONFIG = Config(
@@ -97,7 +97,7 @@ class Worker:
             await self.manager.stop()
             self._world.note(f"{self.name} stopped")
         except AssignError as error:
-            self._world.note(f"{self.name} did not stop well: {type(error).__name__}")
+            self._world.note(f"{self.name} did not stop cleanly: {type(error).__name__}")
 
     async def _changed(self, added: Sequence[Partition], removed: Sequence[Partition]) -> None:
         self._world.check_holders()
