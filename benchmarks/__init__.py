@@ -6,16 +6,16 @@ sizes. It yields one dict per figure:
 
     name      what was measured, unique in its suite
     value     the figure, in `unit`
-    baseline  the other thing, measured in the same run in the same unit; None where there is none
+    baseline  the compared figure, from the same run in the same unit; None if there is none
     ratio     how ours compares with the baseline; None without one
-    target    what is to be reached, as people write it: "≥ 10×", "≤ 40 bytes"; None if only reported
+    target    the goal, as people write it: "≥ 10×", "≤ 40 bytes"; None if only reported
     met       whether it was; None if there is no target
     better    optional, "higher" or "lower": which way the ratio improves. Without it higher, unless the target bounds
               the ratio from above: "≤ 1.5×"
     error     optional: why there is no figure; `value` is None then
-    about     optional, where the baseline is another product: its `peer`, `version` and `durability`
+    about     optional, if the baseline is another product: its `peer`, `version` and `durability`
 
 Between them it may yield a `harness.Step`, which moves the progress bar.
 
-Machines differ and are shared, so ratios are what is compared between runs (`ratios.json`), never figures.
+Machines differ and are shared, so runs are compared by ratios (`ratios.json`), never by figures.
 """

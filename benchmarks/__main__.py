@@ -1,4 +1,4 @@
-"""`python -m benchmarks SUITE`: which modules run, and in which form their rows are shown."""
+"""`python -m benchmarks SUITE`: which modules run, and the form of their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.server import targets as server
 from benchmarks.sql import targets as sql
 
 REPORT = "report"
-#: Which suites run next to others, and which.
+#: The suites that run next to other products, and these products.
 PEERS: dict[str, tuple[str, ...]] = {"server": tuple(server.PEERS), "sdk": tuple(sdk.PEERS), "sql": tuple(sql.PEERS)}
 
 
@@ -32,29 +32,29 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="smaller sizes: a suite in under 45 s, `server` and `sdk` with all peers in three minutes",
     )
     parser.add_argument(
-        "--only", action="append", metavar="NAME", help="only this module of the suite; may be repeated"
+        "--only", action="append", metavar="NAME", help="only this module of the suite; can be repeated"
     )
     parser.add_argument(
         "--peers", type=_names, metavar="NAMES",
-        help="which others run next to ours, by commas (all); \"\" for none. "
+        help="which other products run next to ours, separated by commas (default: all); \"\" for none. "
         + "; ".join(f"`{suite}`: {', '.join(names)}" for suite, names in PEERS.items()),
     )  # fmt: skip
     parser.add_argument(
         "--scale", type=float, default=1.0, metavar="SHARE",
-        help="`streams`: this share of the sizes, and of what is compared with sizes (1); ratios are not kept then",
+        help="`streams`: this share of the sizes and of the targets that depend on them (1); ratios are not saved",
     )  # fmt: skip
     parser.add_argument(
         "--seconds", type=float, metavar="N",
         help=f"`sql`: how long a transaction is held open ({sql.HELD_SECONDS:g}; --quick: {sql.HELD_SECONDS_QUICK:g})",
     )  # fmt: skip
     shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--json", action="store_true", help="one object a line: " + ", ".join(report.JSON_KEYS))
+    shape.add_argument("--json", action="store_true", help="one object per line: " + ", ".join(report.JSON_KEYS))
     shape.add_argument(
         "--markdown", action="store_true", help="a table for docs/benchmarks.md, with the machine's facts"
     )
-    parser.add_argument("--save", action="store_true", help="keep this run's ratios in benchmarks/ratios.json")
+    parser.add_argument("--save", action="store_true", help="save this run's ratios in benchmarks/ratios.json")
     parser.add_argument(
-        "--check", action="store_true", help="exit with 1 if a ratio regressed or is not there, or a module failed",
+        "--check", action="store_true", help="exit with 1 if a ratio regressed or is missing, or a module failed",
     )  # fmt: skip
     options = parser.parse_args(arguments)
     if not 0 < options.scale <= 1:
@@ -62,7 +62,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if options.seconds is not None and (options.suite != "sql" or options.seconds < 4):
         parser.error("--seconds is for `sql`: at least 4")
     if options.save and options.scale != 1:
-        parser.error("--save keeps the ratios of the full sizes: leave --scale out")
+        parser.error("--save saves the ratios of the full sizes; omit --scale")
     known = [harness.short_name(module) for module in harness.SUITES.get(options.suite, ())]
     unknown = set(options.only or ()) - set(known)
     if unknown:
@@ -79,7 +79,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def run(options: argparse.Namespace, console: Console) -> list[Row]:
-    """Run the modules one after another, telling on the console which; JSON lines go out as they come."""
+    """Run the modules one after another, showing which on the console; JSON lines are written as they arrive."""
     rows = []
     modules = [m for m in harness.SUITES[options.suite] if not options.only or harness.short_name(m) in options.only]
     with progress_bar(console) as progress:
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace, console: Console) -> list[Row]:
 
 
 def progress_bar(console: Console) -> Progress:
-    """Gone when all is done: what stays is the table."""
+    """A progress bar that disappears at the end, when the table is shown."""
     text = TextColumn("{task.description}", markup=False)
     return Progress(SpinnerColumn(), BarColumn(24), TimeElapsedColumn(), text, console=console, transient=True)
 
@@ -126,7 +126,7 @@ def main() -> int:
     key = ratios.key_of(options.suite, options.quick)
     kept = ratios.load(key)
     if options.check and not kept:
-        tell(console, f"no ratios of {key} are kept, so nothing can be checked; keep some with --save")
+        tell(console, f"no ratios of {key} are saved, so nothing can be checked; save some with --save")
         return 1
     rows = run(options, console)
     if options.markdown:
@@ -143,7 +143,7 @@ def main() -> int:
     if options.save:
         ratios.save(key, rows, is_whole=not (options.only or left_out or failed))
     elif options.check:
-        unchecked = [f"no ratio of {name} is kept; keep one with --save" for name in ratios.unguarded(rows, kept)]
+        unchecked = [f"no ratio of {name} is saved; save one with --save" for name in ratios.unguarded(rows, kept)]
         if not options.only:
             unchecked += [f"this run has no ratio of {name}" for name in ratios.absent(rows, kept, left_out)]
         for reason in unchecked:

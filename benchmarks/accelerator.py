@@ -1,4 +1,4 @@
-"""The accelerator next to its twins: each function alone, and embedded lifecycles with and without it.
+"""The accelerator compared with its twins: each function alone, and embedded lifecycles with and without it.
 
 The baseline is the function in Python, and the lifecycle on the functions in Python, measured alternately in the same
 process. All figures are CPU time. The directory is on a disk, as everywhere; waiting for it costs no CPU.
@@ -47,7 +47,7 @@ Call = Callable[[Any], Callable[[], object]]
 
 
 def calls(size: int) -> dict[str, Call]:
-    """Return one call per function, given the version of it that is to be measured."""
+    """Return one call per function, given the version to measure."""
     rows, payloads = block.new_rows(size), [bytes(PAYLOAD) for _ in range(size)]
     data = twins["lay_out"](rows, None, payloads)[0]
     which, offsets = np.zeros(size, np.int64), np.random.default_rng(1).permutation(size) * ROW.itemsize

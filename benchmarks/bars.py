@@ -1,7 +1,7 @@
 """`python -m benchmarks report`: draw the published tables as bars next to their peers, one SVG file each.
 
-It reads the rows "…, next to PEER" of docs/benchmarks.md, so pictures and tables cannot differ. Each peer has two bars:
-its own, and Heapline's in the rounds that took turns with it.
+It reads the rows "…, next to PEER" of docs/benchmarks.md, so charts and tables cannot differ. Each peer has two bars:
+its own, and Heapline's in the rounds that alternated with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROW = re.compile(
     r"^\| (?P<what>lifecycle|tasks), [^|]*, next to (?P<peer>[a-z][a-z-]*)(?P<cpu>: CPU of [^|]+)? "
     r"\| (?P<ours>[\d,.e+-]+) (?P<unit>[^|]+) \| (?P<theirs>[\d,.e+-]+) [^|]+ \|"
 )
-#: What a row begins with, and whether it is about CPU → the file and its title.
+#: The beginning of a row's name, and whether it is about CPU → the file and its title.
 CHARTS = {
     ("lifecycle", False): ("peers-rate.svg", "Lifecycles per second (more is better)"),
     ("lifecycle", True): ("peers-cpu.svg", "CPU time per lifecycle, server and client (less is better)"),
@@ -46,7 +46,7 @@ class Pair(NamedTuple):
 
 
 def pairs_of(page: str) -> dict[tuple[str, bool], list[Pair]]:
-    """The rows next to peers, by chart, in the order of the page."""
+    """Return the rows next to peers, by chart, in the order of the page."""
     found: dict[tuple[str, bool], list[Pair]] = {}
     for line in page.splitlines():
         row = ROW.match(line)
@@ -58,7 +58,7 @@ def pairs_of(page: str) -> dict[tuple[str, bool], list[Pair]]:
 
 
 def svg(title: str, pairs: list[Pair]) -> str:
-    """Bars on one scale from zero, with their figures beside them."""
+    """Return bars on one scale from zero, labeled with their values."""
     scale = (WIDTH - LEFT - RIGHT) / max(max(pair.ours, pair.theirs) for pair in pairs)
     height = TOP + len(pairs) * (2 * BAR + GAP)
     lines = [

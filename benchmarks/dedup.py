@@ -1,7 +1,7 @@
-"""What recognising repeated enqueues costs, in memory and time, next to a plain dict that does the same.
+"""The cost of recognizing repeated enqueues, in memory and time, compared with a plain dict that does the same.
 
-The dicts are what one would write first: {sequence: id} and {key hash: id}, without fingerprints, expiry or
-snapshots. Memory is counted by tracemalloc for both sides, rates are single-threaded rows a second.
+The dicts are the obvious first solution: {sequence: id} and {key hash: id}, without fingerprints, expiry or
+snapshots. Memory is counted by tracemalloc on both sides; rates are single-threaded rows per second.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _result(name: str, value: float, unit: str, baseline: float, target: float, 
 
 def _memory(name: str, n: int, build: Run, build_dict: Callable[[int], Any], target: float) -> dict[str, Any]:
     ours = _bytes_of(build)
-    few = min(n, 200_000)  # a dict under tracemalloc is slow to fill, and costs the same a row
+    few = min(n, 200_000)  # a dict under tracemalloc is slow to fill, and costs the same per row
     return _result(name, ours / n, "bytes", _bytes_of(lambda: build_dict(few)) / few, target, less_is_better=True)
 
 

@@ -1,8 +1,8 @@
 """The engine in one process, on a real disk: lifecycles, partitions, opening after kill -9, memory.
 
 The baseline of a lifecycle is the disk itself: the same number of writes of the same bytes, each followed by
-fdatasync, into a file that was zero-filled before, in the same process, right after. So the ratio says how much of
-what the disk can do is left once everything is decided, encoded, checksummed and handed out in Python.
+fdatasync, into a file that was zero-filled before, in the same process, right after. So the ratio is the share of
+the disk's speed that remains after everything is decided, encoded, checksummed and delivered in Python.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def lifecycles(directory: Path, quick: bool) -> Iterator[Figure]:
 
 
 async def batched(path: Path, batches: int, partitions: int) -> dict[str, float]:
-    """`batches` times: enqueue 100, pop 100, ack 100; 16 at once."""
+    """Enqueue 100, pop 100, ack 100, `batches` times; 16 concurrently."""
     async with heapline.open(str(path), spare_segment_bytes=1 << 26) as hl:
         topic = f"t{random.getrandbits(40)}"
         await hl.create_topic(topic, partitions=partitions)
@@ -130,7 +130,7 @@ async def singles(path: Path, count: int) -> dict[str, float]:
 
 
 def raw_disk(directory: Path, writes: float, total: float, size: float, whole: bool = False) -> float:
-    """Bytes/s of pwrite + fdatasync into a zero-filled file; `whole`: seconds for so many writes instead."""
+    """Return bytes/s of pwrite + fdatasync into a zero-filled file; with `whole`, the seconds for this many writes."""
     writes, size = int(writes), max(512, int(size))
     region = 32 << 20
     data = os.urandom(size)
@@ -192,16 +192,16 @@ def opening(directory: Path, count: int) -> Iterator[Figure]:
 
 
 async def open_time(path: Path, expected: int) -> float:
-    """Seconds until everything is there again; the clean-up on close is not counted, nor kept."""
+    """Return the seconds until everything can be popped; the clean-up on close is neither counted nor kept."""
     broker = heapline.open(str(path))
     start = perf_counter()
     await broker.__aenter__()
     spent = perf_counter() - start
     stats = await broker.stats("jobs")
-    assert stats.ready == expected, f"{stats.ready} messages came back, {expected} went in"
+    assert stats.ready == expected, f"{stats.ready} messages were recovered, {expected} were enqueued"
     broker._runners["jobs"].loaded.snapshot_unit = (
         1 << 60
-    )  # no snapshot on close: the next opening finds what this one did
+    )  # no snapshot on close, so the next opening has the same work
     await broker.close()
     return spent
 

@@ -1,7 +1,7 @@
-"""Failures in bulk: a storm of nacks with backoff; a million messages driven into, listed in and replayed from the DLQ.
+"""Failures in bulk: a storm of nacks with backoff; a million messages moved to, listed in and replayed from the DLQ.
 
-The broker and its callers share one process and one event loop. Beside each rate stand the CPU time per message and the
-longest step of the event loop, which is how long every other call had to wait. A step is measured in CPU time of its
+The broker and its callers share one process and one event loop. Each rate has the CPU time per message and the
+longest step of the event loop, for which every other call had to wait. A step is measured in CPU time of its
 thread, so that other processes of the machine do not count. The garbage collector is set as `heapline serve` sets it.
 """
 
@@ -25,7 +25,7 @@ LISTED_MAX = 50_000
 
 
 class Steps:
-    """Times every step of asyncio's event loop; `longest_ms` is the longest since it was last set."""
+    """Times every step of asyncio's event loop; `longest_ms` is the longest since it was last reset."""
 
     def __init__(self) -> None:
         self.longest_ms = 0.0

@@ -2,7 +2,7 @@
 
     python -m benchmarks.functions [--list]
 
-A measure of how much code a reader must hold to follow one call. Comprehensions and lambdas do not count. The server
+A measure of how much code a reader must know to follow one call. Comprehensions and lambdas do not count. The server
 runs in this process, so its functions count too. `--list` also prints the functions, grouped by package.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 import heapline
 
 SOURCE = str(Path(heapline.__file__).parent)
-WARM = 50  # calls before the one that counts
+WARM = 50  # calls before the counted one
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Runs benchmark modules, each in a process of its own, and hands their rows on as they come.
+"""Runs benchmark modules, each in a separate process, and passes on their rows as they arrive.
 
-A process each, because memory figures and caches must not disturb one another; with a time limit, because a hung
-benchmark would hide the rest. It knows nothing of what is measured or how it is shown. Run as a program
+Separate, so that memory figures and caches do not disturb one another; with a time limit, because a hung
+benchmark would hide the rest. This module does not know what is measured or how it is shown. Run as a program
 (`python -m benchmarks.harness MODULE DIRECTORY`) it is the child that measures one module.
 """
 
@@ -56,15 +56,15 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-#: Seconds a module may take before it is killed. A quick suite should be done in 45 s; the limit is for what hangs.
+#: Seconds that a module may take before it is killed. A quick suite should take 45 s; the limit is for hung ones.
 TIMEOUT_S = 1800
 TIMEOUT_QUICK_S = 120
-#: These first fetch and install what they compare with.
+#: Modules that first download and install the products they compare with.
 TIMEOUTS_S = {"benchmarks.server.next_to_peers": TIMEOUT_S, "benchmarks.sdk.tasks": TIMEOUT_S}
 TIMEOUTS_S |= dict.fromkeys(SUITES["sql"], TIMEOUT_S)
 TIMEOUTS_S |= dict.fromkeys(SUITES["spark"], TIMEOUT_S)  # Spark alone may take a minute to start on a busy machine
 
-#: On the disk of the working directory: a temporary directory may be memory, and would flatter every fsync.
+#: On the disk of the working directory: a temporary directory may be in memory, where every fsync is free.
 SCRATCH = Path(".bench")
 
 
@@ -76,7 +76,7 @@ def run_module(
     module: str, *, quick: bool, timeout_s: float | None = None, peers: Sequence[str] = (), scale: float = 1.0,
     seconds: float | None = None, on_step: Callable[[Step], None] = lambda step: None,
 ) -> Iterator[Row]:  # fmt: skip
-    """The module's rows; if it is missing, fails or hangs, a last row that says so."""
+    """Yield the module's rows; if it is missing, fails or hangs, a last row with the error."""
     if find_spec(module) is None:
         yield Row(name=module, error=f"module {module} does not exist")
         return
@@ -128,7 +128,7 @@ def _rows_of_child(
 
 
 def _kill(child: subprocess.Popen[str]) -> None:
-    """The child and whatever it started; a session of its own makes that one call."""
+    """Kill the child and all processes that it started, which are one session."""
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
 
@@ -137,7 +137,7 @@ def measure(
     module: str, directory: Path, *, quick: bool, peers: Sequence[str] = (), scale: float = 1.0,
     seconds: float | None = None,
 ) -> Iterator[Row | Step]:  # fmt: skip
-    """In the child: the rows and steps that the module's `run` yields."""
+    """In the child: yield the rows and steps of the module's `run`."""
     run = importlib.import_module(module).run
     wanted = inspect.signature(run).parameters
     offered = {"quick": quick, "directory": directory, "peers": peers, "scale": scale, "seconds": seconds}
@@ -149,12 +149,12 @@ def measure(
 
 
 def _plain(value: Any) -> Any:
-    """numpy's scalars are not JSON."""
+    """Convert numpy's scalars, which JSON does not support."""
     return value.item() if hasattr(value, "item") else value
 
 
 def main() -> None:
-    # Rows go to the real standard output; whatever a benchmark prints goes to standard error, where it does no harm.
+    # Rows are written to the real standard output; other output of a benchmark goes to standard error.
     rows = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     parser = argparse.ArgumentParser()

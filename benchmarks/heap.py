@@ -1,4 +1,4 @@
-"""RunHeap against `heapq` on tuples, both in this process and on the same rows.
+"""RunHeap compared with `heapq` on tuples, both in this process and on the same rows.
 
 Every figure is yielded as a dict: name, value, unit, baseline (heapq's figure or None), ratio (baseline / value),
 target and met. Figures per entry are CPU time and include the merging that `maintain` does; the longest call is wall
@@ -143,7 +143,7 @@ def singles_at_depth_ten(rounds: int) -> Iterator[Figure]:
 
 
 def growth() -> Iterator[Figure]:
-    """Grow to 10 M in batches of 1000 with a maintain after each: the longest call, and the highest bytes per row."""
+    """Grow to 10 M in batches of 1000 with `maintain` after each; measure the longest call and the bytes per row."""
     heap, longest, worst = RunHeap(), 0.0, 0.0
     generator = np.random.default_rng(5)
     positions = np.zeros(BATCH, np.int64)
@@ -175,7 +175,7 @@ def batches_of(table: Table, rows: int) -> Iterator[Table]:
 
 
 def unequal_runs(table: Table) -> RunHeap:
-    """31 lanes whose sizes fall by a fifth from one to the next; nothing merges them."""
+    """31 lanes, each a fifth smaller than the one before; nothing merges them."""
     heap = RunHeap()
     weights = 0.8 ** np.arange(31)
     ends = np.cumsum(weights / weights.sum() * len(table[0])).astype(int)
@@ -196,7 +196,7 @@ def pushed(table: Table) -> RunHeap:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """CPU seconds: everything here is one thread that never waits, and the machine may be shared."""
+    """CPU seconds, because this is one thread that never waits, and the machine may be shared."""
     started = process_time()
     call()
     return process_time() - started

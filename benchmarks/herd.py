@@ -1,10 +1,10 @@
-"""A herd of timers, and cheap answers: what a million messages that fall due at once do to everybody else.
+"""Bursts of timers, and fast answers: how a million messages that become due together delay other callers.
 
-The baseline is the same topic, with the same messages in it, a moment before they fall due: a few tasks enqueue one
+The baseline is the same topic with the same messages just before they become due: a few tasks enqueue one
 message at a time and a few pop and ack one at a time, on a real disk with an fsync per commit. Then the broker's clock
-is set ahead (as after an outage), and the same tasks go on while the herd fires. Ratios of the 99th percentiles.
+is set ahead (as after an outage), and the same tasks continue while the burst fires. Ratios are of 99th percentiles.
 
-`stats` is measured on a topic of few messages and on one of many: the ratio says whether it looks at messages.
+`stats` is measured on a topic of few messages and on one of many: the ratio shows whether it reads messages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(quick: bool, directory: Path) -> Iterator[Figure]:
 
 
 class ShiftedClock(SystemClock):
-    """The system's clock, which can be set ahead: everything within reach falls due at once."""
+    """The system's clock, which can be set ahead: everything in that time becomes due together."""
 
     ahead_ms = 0
 
@@ -77,7 +77,7 @@ def p(samples: list[float], percent: float) -> float:
 
 
 async def herd_of(path: Path, count: int, quiet_s: float, partitions: int) -> tuple[Any, Any, float]:
-    """Latencies of a quiet phase and of the phase in which `count` timers fire, and how long that took."""
+    """Return latencies of a quiet phase and of the phase in which `count` timers fire, and how long that took."""
     clock = ShiftedClock()
     async with EmbeddedBroker(str(path), config=BrokerConfig(), clock=clock) as hl:
         await hl.create_topic("jobs", partitions=partitions)
@@ -105,7 +105,7 @@ async def fill(hl: heapline.Broker, topic: str, count: int, delay: float | None 
 
 
 async def load(hl: heapline.Broker, goes_on: Callable[[], bool]) -> dict[str, list[float]]:
-    """Enqueues, pops and acks of one message at a time by several tasks at once; seconds that each took."""
+    """Enqueue, pop and ack one message at a time in several tasks; return the seconds of each call."""
     spent: dict[str, list[float]] = {"enqueue": [], "pop": [], "ack": []}
 
     async def timed(what: str, call: Awaitable[Any]) -> Any:
@@ -127,7 +127,7 @@ async def load(hl: heapline.Broker, goes_on: Callable[[], bool]) -> dict[str, li
     return spent
 
 
-# -- answers -----------------------------------------------------------------------------------------------------------
+# -- stats -------------------------------------------------------------------------------------------------------------
 
 
 def answers(directory: Path, count: int) -> Iterator[Figure]:
@@ -139,7 +139,7 @@ def answers(directory: Path, count: int) -> Iterator[Figure]:
 
 
 async def stats_times(path: Path, *counts: int) -> list[float]:
-    """Milliseconds, the median of many, taken in turn; half of the messages are delayed, spread over a day."""
+    """Return milliseconds, the median of many, alternating; half of the messages are delayed, spread over a day."""
     samples: dict[int, list[float]] = {count: [] for count in counts}
     async with EmbeddedBroker(str(path), config=BrokerConfig()) as hl:
         for count in counts:
@@ -161,4 +161,4 @@ async def fill_both(hl: heapline.Broker, topic: str, count: int) -> None:
         await hl.enqueue_batch(
             topic, [Outgoing(PAYLOAD, delay=rng.random() * 86400) for _ in range(size)], atomic=False
         )
-    await hl.snapshot(topic)  # now, not while it is measured
+    await hl.snapshot(topic)  # now, not during the measurement

@@ -1,8 +1,8 @@
-"""The journal against the bare operations it is made of, in the same process, on the same disk and bytes.
+"""The journal compared with its basic operations, in the same process, on the same disk and bytes.
 
-Commits stand next to one raw pwrite + fdatasync of the same bytes into an equally zero-filled file, rounds taking
-turns; recovery next to reading and summing the same files. Figures are medians; a ratio of 1 is as fast as the bare
-operation. Commits are timed without `prepare`, which runs between them; a row of its own tells what both take.
+Commits are compared with one raw pwrite + fdatasync of the same bytes into an equally zero-filled file, in alternating
+rounds; recovery with reading and checksumming the same files. Figures are medians; a ratio of 1 is as fast as the basic
+operation. Commits are timed without `prepare`, which runs between them; a separate row has both.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def sample_block(first_id: int = 1, count: int = MESSAGES, payload: bytes = PAYL
 
 
 def blocks(rounds: int) -> Iterator[Figure]:
-    """The bare work is one checksum per payload and one join."""
+    """The baseline is one checksum per payload and one join."""
     rows, payloads = new_rows(MESSAGES), [bytes(PAYLOAD) for _ in range(MESSAGES)]
     smalls = [b"key-%06d" % n for n in range(MESSAGES)]
     ours, with_keys, bare = [], [], []
@@ -165,7 +165,7 @@ def read_and_sum(disk: RealDisk, path: str) -> int:
 
 
 def records(journal: Journal, positions: list[np.ndarray[Any, Any]], rounds: int) -> Iterator[Figure]:
-    """A batch by position, from memory and from disk (page cache), next to slicing as many payloads from a buffer."""
+    """A batch by position, from memory and from disk (page cache), compared with slicing payloads from a buffer."""
     buffer = bytes(len(PAYLOAD) * MESSAGES)
     size = len(PAYLOAD)
     bare = [timed(lambda: [buffer[i : i + size] for i in range(0, len(buffer), size)]) for _ in range(20 * rounds)]

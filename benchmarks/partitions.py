@@ -1,4 +1,4 @@
-"""What many partitions cost: pops over 20 of them, a pop over 1 to 1000, a batch spread over 20.
+"""The cost of many partitions: pops over 20 of them, a pop over 1 to 1000, a batch spread over 20.
 
 The baseline is always the same work on one partition, in the same process, right before. The garbage collector is
 set as `heapline serve` sets it.
@@ -22,7 +22,7 @@ from heapline.cli.serve import tune_garbage_collection
 
 Figure = dict[str, Any]
 PAYLOAD = b"x" * 256
-#: (messages a pop, partitions) → of the cost with one partition, at most.
+#: (messages per pop, partitions) → the maximum cost, as a multiple of that with one partition.
 POP_OF_ONE_PARTITION = {(100, 100): Bound("≤", 2.5, "×"), (100, 1000): Bound("≤", 4.0, "×")}
 
 
@@ -62,7 +62,7 @@ async def popping(path: Path, count: int, partitions: int, pops: int) -> float:
 
 
 async def filled(hl: Any, count: int, partitions: int, **config: Any) -> str:
-    """A topic of so many messages, spread evenly."""
+    """Create a topic of this many messages, spread evenly."""
     topic = f"t{random.getrandbits(40)}"
     await hl.create_topic(topic, partitions=partitions, **config)
     rng = np.random.default_rng(11)
@@ -73,7 +73,7 @@ async def filled(hl: Any, count: int, partitions: int, **config: Any) -> str:
 
 
 def cost_of_a_pop(directory: Path, count: int) -> Iterator[Figure]:
-    """Decided and written, not synced: what is measured is the work, not the disk."""
+    """Decided and written, not synced: this measures the work, not the disk."""
     for size in (1, 100):
         base = None
         for partitions in (1, 10, 100, 1000):
@@ -86,7 +86,7 @@ def cost_of_a_pop(directory: Path, count: int) -> Iterator[Figure]:
 
 async def one_by_one(path: Path, count: int, partitions: int, size: int) -> float:
     async with heapline.open(str(path), spare_segment_bytes=0) as hl:
-        # Small batches, one after another, so that a thousand partitions get their share too.
+        # Small batches, one after another, so that even a thousand partitions all get some.
         topic = f"t{random.getrandbits(40)}"
         await hl.create_topic(topic, partitions=partitions, fsync="os")
         rng = np.random.default_rng(5)

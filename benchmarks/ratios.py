@@ -1,7 +1,7 @@
-"""Remembers the ratios of an earlier run, so that a regression shows. Quick runs are compared with quick runs only.
+"""Stores the ratios of an earlier run, so that a regression shows. Quick runs are compared with quick runs only.
 
-CPU decides: a rate whose CPU stands beside it is not kept, nor is a percentile of waiting time. Both vary with the disk
-and with whatever else the machine does.
+CPU time decides: a rate with a row for its CPU is not saved, nor is a percentile of waiting time. Both vary with the
+disk and with other work on the machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.harness import Row
 PERCENTILE = re.compile(r", p\d\d$")
 KEPT = Path(__file__).with_name("ratios.json")
 
-#: A ratio may get this much worse before it is called a regression: shared machines vary by as much.
+#: A ratio may get this much worse before it counts as a regression: shared machines vary by as much.
 TOLERANCE = 0.30
 
 
@@ -30,7 +30,7 @@ def load(key: str, path: Path = KEPT) -> dict[str, float]:
 
 
 def save(key: str, rows: Iterable[Row], path: Path = KEPT, *, is_whole: bool = False) -> None:
-    """Keep these rows' ratios. Those of rows that did not run stay as they were, unless it was a whole suite."""
+    """Save these rows' ratios. Those of rows that did not run stay unchanged, unless a whole suite ran."""
     kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     fresh = {row.name: float(f"{row.ratio:.4g}") for row in comparable(rows) if row.ratio is not None}
     kept[key] = fresh if is_whole else {**kept.get(key, {}), **fresh}
@@ -38,19 +38,19 @@ def save(key: str, rows: Iterable[Row], path: Path = KEPT, *, is_whole: bool = F
 
 
 def comparable(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows whose ratios can be kept."""
+    """Return the rows whose ratios can be saved."""
     rows = list(rows)
     steady = steady_names(row.name for row in rows)
     return [row for row in rows if row.ratio is not None and row.name in steady]
 
 
 def unguarded(rows: Iterable[Row], kept: dict[str, float]) -> list[str]:
-    """Return the names of rows that could be compared, but whose ratio was never kept."""
+    """Return the names of rows that can be compared, but whose ratio was never saved."""
     return [row.name for row in comparable(rows) if row.name not in kept]
 
 
 def absent(rows: Iterable[Row], kept: dict[str, float], peers_left_out: Iterable[str]) -> list[str]:
-    """Return the names whose ratio is kept but not among these rows of a suite, except those next to other peers."""
+    """Return the names whose ratio is saved but not among these rows of a suite, except those next to other peers."""
     measured = {row.name for row in rows if row.ratio is not None}
     others = [f"next to {peer}" for peer in peers_left_out]
     return [
@@ -59,14 +59,14 @@ def absent(rows: Iterable[Row], kept: dict[str, float], peers_left_out: Iterable
 
 
 def steady_names(names: Iterable[str]) -> set[str]:
-    """Without rates that have a row for their CPU, and without percentiles."""
+    """Return the rows without rates that have a row for their CPU, and without percentiles."""
     given = set(names)
     decided_by_cpu = {name.partition(": CPU")[0] for name in given if ": CPU" in name}
     return {name for name in given - decided_by_cpu if not PERCENTILE.search(name)}
 
 
 def regressed_from(row: Row, kept: dict[str, float]) -> float | None:
-    """The kept ratio, if this row's is worse by more than the tolerance."""
+    """Return the saved ratio, if this row's is worse by more than the tolerance."""
     before = kept.get(row.name)
     if before is None or row.ratio is None:
         return None

@@ -1,4 +1,4 @@
-"""The forms of a run: a table for people, JSON lines for programs, Markdown for docs/benchmarks.md."""
+"""The output formats of a run: a table for people, JSON lines for programs, Markdown for docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def print_table(rows: Sequence[Row], kept: dict[str, float], console: Console) -
 
 
 def peer_cells(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """Each peer once; of one that could not be had, why."""
+    """Show each peer once; for a missing one, the reason."""
     found = {}
     for row in rows:
         if row.about:
@@ -92,7 +92,7 @@ def markdown(rows: Sequence[Row], kept: dict[str, float], title: str) -> str:
 
 
 def machine(directory: Path) -> str:
-    """What a reader needs to judge figures by; no name of the machine."""
+    """Describe the machine for readers of the figures, without its name."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     return (
         f"{cpu_model()}, {os.cpu_count()} cores, {memory:.0f} GiB RAM; {platform.system()} {platform.release()}; "
@@ -110,7 +110,7 @@ def cpu_model() -> str:
 
 
 def filesystem_of(directory: Path) -> str:
-    """Type of the file system that holds the directory: the one mounted deepest above it."""
+    """Return the type of the file system that contains the directory: the deepest mount above it."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:

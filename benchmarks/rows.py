@@ -1,4 +1,4 @@
-"""What a benchmark module tells while it runs: rows, one a figure, and steps in between."""
+"""What a benchmark module yields while it runs: rows, one per figure, and steps in between."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-#: A target such as "≤ 1.5×": about the ratio itself, which is therefore better the lower it is.
+#: A target such as "≤ 1.5×" is about the ratio itself, so a lower ratio is better.
 RATIO_AT_MOST = re.compile(r"\s*(?:≤|<=?)\s*[\d.]+\s*[×x]")
 
 
@@ -23,7 +23,7 @@ class Row:
     met: bool | None = None
     better: Literal["higher", "lower"] = "higher"
     error: str | None = None
-    #: About a baseline that is another product: `peer`, `version`, `durability`. It gets a table of its own.
+    #: About a baseline that is another product: `peer`, `version`, `durability`. It has a separate table.
     about: dict[str, str] | None = None
 
     @classmethod
@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Step:
-    """Yielded between rows by a module that takes long: what it does next, and how much of its work is done."""
+    """Yielded between rows by a slow module: its next step, and how much of its work is done."""
 
     text: str
     done: int

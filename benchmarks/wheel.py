@@ -2,7 +2,7 @@
 
 Costs of the same call with few timers waiting, or `heapq` on tuples in this process, are the baselines.
 A tick is `due`, `take` of what was due, and `next_wake`. Both wheels of the tick comparison have the same rows due
-in the ticks measured (five each), so the only difference is what waits behind them.
+in the measured ticks (five each), so the only difference is the number of rows that wait.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def figure(
     target: str | None,
     most: float | None,
 ) -> Figure:
-    """A figure whose ratio (or value, without a baseline) must be at most `most`."""
+    """A row whose ratio (or value, without a baseline) must be at most `most`."""
     measured = value if ratio is None else ratio
     return {
         "name": name,
@@ -65,9 +65,9 @@ def figure(
 
 
 def filled(rows: int) -> tuple[TimingWheel, float, float]:
-    """A wheel of rows spread over 30 days, the seconds it took with all merging, and the peak bytes a row."""
+    """Return a wheel of rows spread over 30 days, the seconds it took with all merging, and the peak bytes per row."""
     wheel, random, seconds, peak = TimingWheel(START, TICK_MS), np.random.default_rng(1), 0.0, 0.0
-    # An hour ahead at least, so that the ticks measured later have the same rows due in every wheel.
+    # At least an hour ahead, so that the later measured ticks have the same rows due in every wheel.
     for number in range(rows // BATCH):
         dues = START + random.integers(DAY_MS // 24, SPREAD_MS, BATCH)
         ids = np.arange(number * BATCH, (number + 1) * BATCH)
@@ -110,7 +110,7 @@ def ticks(small: TimingWheel, large: TimingWheel, rows: int, count: int) -> Iter
     for wheel in (small, large):
         dues = START + 20_000 + np.arange(5 * count) * TICK_MS // 5
         wheel.insert(dues, dues, dues, dues)
-    # Alternating, so that a busy machine disturbs both alike; the median, because it disturbs some ticks.
+    # Alternating, so that a busy machine disturbs both alike; the median, because it disturbs only some ticks.
     spent: tuple[list[float], list[float]] = ([], [])
     for number in range(count):
         now = START + 20_000 + (number + 1) * TICK_MS
@@ -129,7 +129,7 @@ def ticks(small: TimingWheel, large: TimingWheel, rows: int, count: int) -> Iter
 
 
 def natural_ticks(wheel: TimingWheel, rows: int) -> Iterator[Figure]:
-    """Ticks in which what falls due is what the spread brings, over the ends of slots of every level."""
+    """Run ticks at the natural rate of due rows, across the ends of slots of every level."""
     now, times, fired = START + 8 * 3_600_000, [], 0
     while len(due := wheel.due(now, 65_536).ids):
         wheel.take(len(due))
@@ -161,7 +161,7 @@ def one_instant(rows: int) -> Iterator[Figure]:
 
 
 def small_cycles(count: int) -> Iterator[Figure]:
-    """Insert 100 rows 50 ms ahead, fire them; against the same with heapq."""
+    """Insert 100 rows 50 ms ahead and fire them; compared with the same in heapq."""
     wheel, heap, ids = TimingWheel(START, TICK_MS), list[tuple[int, int, int, int]](), np.arange(100)
     spent: tuple[list[float], list[float]] = ([], [])
     now = START

@@ -1,4 +1,4 @@
-"""Drives awa: COPY in, 256 workers in this process unless told otherwise, a database of its own for each run."""
+"""Drives awa: COPY in, 256 workers in this process by default, a separate database for each run."""
 
 from __future__ import annotations
 

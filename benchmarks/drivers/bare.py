@@ -1,4 +1,4 @@
-"""Drives the bare frame server with calls as large as ours and their answers: the floor under any durable queue."""
+"""Drives the bare frame server with calls and answers as large as ours: the floor under any durable queue."""
 
 from __future__ import annotations
 

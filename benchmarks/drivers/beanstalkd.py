@@ -1,4 +1,4 @@
-"""Drives beanstalkd over raw sockets: a connection for each task, a batch of commands written before its answers."""
+"""Drives beanstalkd over raw sockets: one connection per task, a batch of commands written before reading answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Drives Celery: tasks sent one by one, as it has no batches; its worker below this process, with two more below it.
 
 Its queue shows how many are done: those neither in the list nor unacknowledged.
-Looking there fifty times a second costs the worker nothing.
+Reading that fifty times per second costs the worker nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TEXT = PAYLOAD.hex()[: len(PAYLOAD)]  # arguments are JSON
 app = Celery("benchmarks.drivers.celery", broker=os.environ.get(BROKER))
 app.conf.update(
     task_acks_late=True, task_ignore_result=True, broker_connection_retry_on_startup=True,
-    # As many here as our worker has places: it runs on what it has while it asks for more.
+    # As many as our worker has slots: it runs these while it requests more.
     worker_prefetch_multiplier=32,
 )  # fmt: skip
 
@@ -39,7 +39,7 @@ def handle(payload: str) -> None:
 
 
 class Queue:
-    """What Celery keeps in Redis."""
+    """Celery's data in Redis."""
 
     def __init__(self, port: int) -> None:
         self._redis = Redis(port=port)
@@ -88,7 +88,7 @@ async def work(job: Job, window: Window) -> Outcome:
     worker = subprocess.Popen(command, env={**os.environ, BROKER: url}, stdout=sys.stderr)
     watching = asyncio.create_task(watch())
     try:
-        await load.turn()  # it is up when it has done some
+        await load.turn()  # it is ready when it has run some
         before = cpu_seconds(worker.pid)
         outcome = await window.measure(load.turn)
         return replace(outcome, client_cpu_s=outcome.client_cpu_s + cpu_seconds(worker.pid) - before)

@@ -1,4 +1,4 @@
-"""Drives a JetStream work queue: a batch of publishes in flight at once, a fetch, a double ack for each message."""
+"""Drives a JetStream work queue: a batch of publishes in flight together, a fetch, a double ack for each message."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def work(job: Job, window: Window) -> Outcome:
         try:
             messages = await subscription.fetch(job.batch, timeout=FETCH_S)
         except TimeoutError:
-            messages = []  # other tasks took them, and acked them
+            messages = []  # other tasks fetched and acked them
         finally:
             idle.append(subscription)
         await asyncio.gather(*(message.ack_sync(ANSWER_S) for message in messages))

@@ -1,4 +1,4 @@
-"""For libraries that call a handler for each message: as many batches under way as elsewhere tasks are in flight."""
+"""For libraries that call a handler per message: as many batches in progress as tasks are in flight elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.drivers.window import Job
 
 
 class Outstanding:
-    """A turn ends when as many messages were worked off as it enqueued: the same closed loop as one that pops them."""
+    """A turn ends when as many messages were processed as it enqueued: the same closed loop as one that pops them."""
 
     def __init__(self, job: Job, enqueue: Callable[[], Awaitable[object]]) -> None:
         self._batch = job.batch

@@ -1,4 +1,4 @@
-"""Drives a table as pgmq keeps one, with the statements of its functions send_batch, read and delete; four connections.
+"""Drives a table like pgmq's, with the statements of its functions send_batch, read and delete; four connections.
 
 Its payloads are JSON, and it serves the oldest message, whatever its priority.
 """

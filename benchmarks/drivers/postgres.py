@@ -1,4 +1,4 @@
-"""Drives a queue in one PostgreSQL table with the SQL that one would write by hand, a batch a statement."""
+"""Drives a queue in one PostgreSQL table with hand-written SQL, one statement per batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import asyncpg
 
 from benchmarks.drivers.window import PAYLOAD, Job, Outcome, Window, drive, priorities
 
-CONNECTIONS = 4  # more only wait for one another: all want the head of the same index
+CONNECTIONS = 4  # more only wait for one another: all read the head of the same index
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS items (

@@ -1,4 +1,4 @@
-"""CPU and memory of a process, as Linux tells them in /proc."""
+"""CPU and memory of a process, from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of the process and all its descendants; of those that ended, what their parents have waited for."""
+    """Return the CPU time of the process and all its descendants, including ended ones that were waited for."""
     return sum(_own_and_reaped(process) for process in (pid, *descendants(pid))) / TICKS
 
 
@@ -22,11 +22,11 @@ def descendants(pid: int) -> list[int]:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory that is the process's own: neither mapped files nor the page cache."""
+    """Return the process's own memory: neither mapped files nor the page cache."""
     for line in _read(Path(f"/proc/{pid}/status")).splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) << 10
-    raise ProcessLookupError(f"no process {pid}, or a kernel that does not tell RssAnon")
+    raise ProcessLookupError(f"no process {pid}, or a kernel without RssAnon")
 
 
 def _own_and_reaped(pid: int) -> int:
@@ -42,7 +42,7 @@ def _list(directory: Path) -> list[Path]:
 
 
 def _read(path: Path) -> str:
-    """Nothing, if the process has ended meanwhile."""
+    """Return nothing if the process has ended meanwhile."""
     try:
         return path.read_text()
     except OSError:

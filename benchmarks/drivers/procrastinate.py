@@ -1,4 +1,4 @@
-"""Drives procrastinate: batches deferred in one statement, 64 jobs at a time, a database of its own for each run."""
+"""Drives procrastinate: batches deferred in one statement, 64 jobs at a time, a separate database for each run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Drives a RabbitMQ quorum queue: a batch of confirmed publishes in flight at once, a consumer, one ack for the batch.
+"""Drives a RabbitMQ quorum queue: a batch of confirmed publishes in flight together, a consumer, one ack per batch.
 
-Each turn consumes on a channel of its own with as much prefetched as it takes, and cancels before it acks, so that no
+Each turn consumes on its own channel, prefetches as many as it needs, and cancels before it acks, so that no
 message waits at a consumer that has ended.
 """
 

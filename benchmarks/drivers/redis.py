@@ -55,7 +55,7 @@ async def work(job: Job, window: Window) -> Outcome:
         await enqueue(keys=KEYS, args=next(batches))
         ids, payloads = await lease(keys=KEYS, args=[job.batch, LEASE_MS])
         if ids and len(payloads[0]) != len(PAYLOAD):
-            raise RuntimeError("redis gave back another payload")
+            raise RuntimeError("redis returned another payload")
         return await ack(keys=KEYS, args=ids) if ids else 0
 
     try:

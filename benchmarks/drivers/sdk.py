@@ -1,4 +1,4 @@
-"""Drives a Heapline server, or a broker of its own on a `directory`, with batches through what programs use.
+"""Drives a Heapline server, or an embedded broker on a `directory`, with batches through the public API.
 
 `kind` is `lifecycle`, `lazy` (the same with lazy batches, if this version has them) or `enqueue` alone.
 """

@@ -1,6 +1,6 @@
-"""Drives one message a call: `enqueue`, `async for`, `ack`; through the SDK, or on a `directory` without a server.
+"""Drives one message per call: `enqueue`, `async for`, `ack`; through the SDK, or on a `directory` without a server.
 
-All coroutines take from one consumption. As many are enqueued as are taken, so a turn always ends.
+All coroutines share one consumer. As many messages are enqueued as consumed, so a turn always ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drives the Postgres broker: one node, which keeps the connections that it has by default."""
+"""Drives the Postgres broker: one node with its default number of connections."""
 
 from __future__ import annotations
 

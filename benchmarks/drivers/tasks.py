@@ -1,4 +1,4 @@
-"""Drives Heapline's tasks: batches enqueued and worked off in one process, with a handler that does nothing."""
+"""Drives Heapline's tasks: batches enqueued and run in one process, with an empty handler."""
 
 from __future__ import annotations
 

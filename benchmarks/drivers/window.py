@@ -1,8 +1,8 @@
-"""What all drivers share: the same load, counted in the same window of time, with the CPU that both sides spent in it.
+"""Code that all drivers share: the same load, counted in one window of time, with the CPU time of both sides in it.
 
-A driver connects and gives one `turn` (enqueue a batch, pop as many, ack them); `in_flight` tasks repeat it until time
-is up. The window ends when the last turn has: the tasks of a slow queue go in step, and a window that cut through
-their turns would count more of one half than of the other. It knows no queue.
+A driver connects and provides one `turn` (enqueue a batch, pop as many, ack them); `in_flight` tasks repeat it until
+time is over. The window ends when the last turn has: the tasks of a slow queue run in step, and a window that cuts
+their turns would count more of one half than of the other. This module knows no queue.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PRIORITIES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a driver is asked to do."""
+    """A driver's job."""
 
     port: int
     batch: int
     in_flight: int
     seconds: float
     server_pid: int
-    messages_max: int | None = None  # no new turn after so many, if that comes first
+    messages_max: int | None = None  # no new turn after this many, if that is reached first
     options: dict[str, str] = field(default_factory=dict)
 
 
@@ -49,7 +49,7 @@ class Outcome:
 
     @property
     def client_us(self) -> float:
-        """CPU microseconds a message."""
+        """Return CPU microseconds per message."""
         return self.client_cpu_s / max(self.messages, 1) * 1e6
 
     @property
@@ -63,7 +63,7 @@ class Window:
         self._finished = 0
 
     async def measure(self, turn: Callable[[], Awaitable[int]]) -> Outcome:
-        """What `in_flight` tasks get done that repeat `turn`, which tells how many messages it saw through."""
+        """Return the messages that `in_flight` tasks complete by repeating `turn`, which returns its count."""
         began, client, server = perf_counter(), own_cpu_seconds(), cpu_seconds(self._job.server_pid)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self._job.in_flight):
@@ -76,7 +76,7 @@ class Window:
     async def _repeat(self, turn: Callable[[], Awaitable[int]], until: float) -> None:
         enough = self._job.messages_max or sys.maxsize
         while perf_counter() < until and self._finished < enough:
-            seen_through = await turn()  # apart from the sum, which others add to meanwhile
+            seen_through = await turn()  # separate from the sum, which other tasks change meanwhile
             self._finished += seen_through
 
 
@@ -86,7 +86,7 @@ def own_cpu_seconds() -> float:
 
 
 def drive(work: Callable[[Job, Window], Awaitable[Outcome]]) -> None:
-    """The whole of a driver's `main`."""
+    """Run a driver: its complete `main`."""
     job = Job(**json.load(sys.stdin))
 
     async def run() -> Outcome:
@@ -96,7 +96,7 @@ def drive(work: Callable[[Job, Window], Awaitable[Outcome]]) -> None:
 
 
 def run_loop(work: Any) -> Any:
-    """On uvloop where it is installed, as `heapline serve` does: all drivers alike."""
+    """Run on uvloop if it is installed, as `heapline serve` does: all drivers alike."""
     try:
         import uvloop
     except ImportError:

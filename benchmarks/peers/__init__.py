@@ -1,7 +1,7 @@
-"""Other people's queues, each as fast as its own means allow and as durable as ours: what ours is measured next to.
+"""Other queues, each as fast as its own settings allow and as durable as Heapline: what it is compared with.
 
-One file a peer. `PEERS` names those of `server`, `TASK_PEERS` those of `sdk`; what they have in common is peer.py, how
-they come here install.py.
+One file per peer. `PEERS` lists those of `server`, `TASK_PEERS` those of `sdk`; peer.py has what they share,
+install.py how they are installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PEERS: dict[str, type[Peer]] = {
     "rabbitmq": RabbitMQ,
     "jetstream": JetStream,
 }
-#: Those that call a handler for each message.
+#: Peers that call a handler for each message.
 TASK_PEERS: dict[str, type[Peer]] = {
     "awa": Awa,
     "procrastinate": Procrastinate,

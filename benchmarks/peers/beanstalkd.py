@@ -1,4 +1,4 @@
-"""beanstalkd: a work queue in C with priorities and delays, one thread, spoken to in pipelined lines."""
+"""beanstalkd: a work queue in C with priorities and delays, one thread, used with pipelined lines."""
 
 from __future__ import annotations
 

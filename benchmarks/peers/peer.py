@@ -1,4 +1,4 @@
-"""What the benchmark needs of a peer, and how it says that it cannot be had."""
+"""The interface of a peer, and the error if it is not available."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import ClassVar, Protocol
 
 
 class PeerMissing(Exception):
-    """It cannot be installed or started here; the text says why, and stands in the table."""
+    """The peer cannot be installed or started here; the text says why, and is shown in the table."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """A peer's server that answers, and the interpreter that has its client."""
+    """A peer's running server, and the interpreter that has its client."""
 
-    pid: int  # of the process all others of the server descend from
+    pid: int  # of the server's first process
     port: int
     python: str
 
@@ -25,17 +25,17 @@ class Peer(Protocol):
     """Installed into `home`, which is kept; started on `directory`, which is not."""
 
     driver: ClassVar[str]  # benchmarks/drivers
-    durability: ClassVar[str]  # what is safe when it answers, in words
+    durability: ClassVar[str]  # what is durable when it answers, as text
 
     def __init__(self, home: Path) -> None: ...
 
     def install(self) -> None:
-        """Fetch what is not there yet; PeerMissing if that fails."""
+        """Download what is missing; raise PeerMissing if that fails."""
         ...
 
     @property
     def version(self) -> str:
-        """Of server and client, once installed."""
+        """Versions of server and client, once installed."""
         ...
 
     def start(self, directory: Path) -> AbstractContextManager[Running]: ...

@@ -1,4 +1,4 @@
-"""A PostgreSQL server for the peers that stand on one: from a wheel, or the one that is installed.
+"""A PostgreSQL server for the peers that need one: from a wheel, or the installed one.
 
 PostgreSQL refuses to run as root; started by root, it runs as `nobody`.
 """
@@ -48,7 +48,7 @@ class PgServer:
             found = next(iter(sorted(DEBIAN.glob("*/bin/initdb"), reverse=True)), None)
         program = found or shutil.which("initdb")
         if program is None:
-            raise PeerMissing("PostgreSQL is neither installed nor to be had as a wheel")
+            raise PeerMissing("PostgreSQL is neither installed nor available as a wheel")
         self._bin = Path(program).resolve().parent
 
     @property
@@ -58,7 +58,7 @@ class PgServer:
 
     @contextlib.contextmanager
     def start(self, directory: Path) -> Iterator[tuple[int, int]]:
-        """Its process id and port."""
+        """Return its process id and port."""
         data, said, port = directory.resolve() / "data", directory / "log", free_port()
         user = ordinary_user()
         data.mkdir(mode=0o700)

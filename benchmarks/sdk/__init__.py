@@ -1,4 +1,4 @@
-"""`python -m benchmarks sdk`: what programs use (`heapline.connect`, tasks), on a real `heapline serve` process.
+"""`python -m benchmarks sdk`: the public API (`heapline.connect`, tasks) on a real `heapline serve` process.
 
-Which figure is to be reached stands in targets.py; each other module measures one thing.
+The targets are in targets.py; each other module measures one thing.
 """

@@ -1,7 +1,7 @@
-"""Batches through `heapline.connect`, next to the thin wire client on the same server.
+"""Batches through `heapline.connect`, compared with the thin wire client on the same server.
 
-What the SDK adds (numbers, so that a repeated batch counts once; calls that join; deadlines) is the difference. Rounds
-take turns, also in which of the two goes first; ratios are taken round by round, and the middling one counts.
+The difference is what the SDK adds: sequence numbers, so that a repeated batch counts once; joined calls; deadlines.
+Rounds alternate, also in which side is first; each round gives a ratio, and the median counts.
 """
 
 from __future__ import annotations

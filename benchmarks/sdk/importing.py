@@ -1,8 +1,8 @@
 """CPU time until Heapline is ready: imported, opened up to the first enqueue, serving, and running a first task.
 
-The baseline is `import numpy, msgspec`, or numpy alone for imports. All run in fresh processes that take turns; each
+The baseline is `import numpy, msgspec`, or numpy alone for imports. All run in new processes that alternate; each
 figure is a median. CPU time includes the interpreter's own start. Byte code is written before the first round, to a
-directory of its own, as it is when a package is installed.
+separate directory, as when a package is installed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def main():
             print(time.process_time())
 asyncio.run(main())
 """
-#: What is measured → (the program, its baseline, its bound).
+#: Measured program → (the program, its baseline, its bound).
 PROGRAMS: dict[str, tuple[str, str, Bound | None]] = {
     "import heapline": ("import heapline", NUMPY, Bound("≤", IMPORT_OF_NUMPY, "×")),
     "import heapline, and heapline.connect(…)": ("import heapline; heapline.connect('localhost:7400')", NUMPY, None),
@@ -73,19 +73,19 @@ def run(quick: bool, directory: Path) -> Iterator[Figure | Step]:
 
 
 def program_cpu_s(program: str) -> float:
-    """CPU time of a process at the first time that the program prints, or else at its end."""
+    """Return the CPU time of a process when the program first prints, or at its end."""
     command = [sys.executable, "-c", f"import time\n{program}\nprint(time.process_time())"]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
 def serve_cpu_s(directory: Path) -> float:
-    """CPU time of `heapline serve` when it prints its ports, on a new directory."""
+    """Return the CPU time of `heapline serve` when it prints its ports, on a new directory."""
     with heapline_server(directory / f"serve-{os.urandom(4).hex()}") as server:
         return cpu_seconds(server.pid)
 
 
 def worker_cpu_s(directory: Path, server: Serving) -> float:
-    """CPU time of `heapline worker` when it runs the handler of a message that was waiting."""
+    """Return the CPU time of `heapline worker` when it runs the handler of a waiting message."""
     environment = {**os.environ, "HEAPLINE_URL": f"heapline://{server.target}"}
     environment["HEAPLINE_API_KEY_FILE"] = str(server.key_file.resolve())
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(directory.resolve()))))

@@ -1,7 +1,7 @@
-"""One message a call from many coroutines: `await enqueue`, `async for`, `await m.ack()`.
+"""One message per call from many coroutines: `await enqueue`, `async for`, `await m.ack()`.
 
-The baseline is the same load through the embedded broker, `heapline.open` in one process on the same disk: what the
-calls cost without a wire.
+The baseline is the same load on the embedded broker, `heapline.open` in one process on the same disk: the cost of the
+calls without a network.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Tasks with an empty handler: enqueued in batches and worked off at once, next to other libraries for tasks.
+"""Tasks with an empty handler: enqueued in batches and run concurrently, compared with other task libraries.
 
 Producer and worker share a process where the library allows it: Celery's worker is a process with two
-more below it. A turn enqueues a batch and ends when as many have been worked off. A peer that cannot be had, or fails,
-is a row that says so.
+more below it. A turn enqueues a batch and ends when as many have been run. A missing or failing peer
+is a row with the reason.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def ours_job(server: Serving, seconds: float, messages_max: int | None = None) -
 
 
 def alone(server: Serving, rounds: int, seconds: float) -> Iterator[Figure]:
-    """Next to single calls without tasks around them: the SDK that they stand on."""
+    """Compare with single calls without tasks: the part of the SDK that tasks use."""
     tasks, singles = [], []
     for _ in range(rounds):
         tasks.append(drive("tasks", ours_job(server, seconds)))

@@ -1,7 +1,7 @@
-"""A hundred messages a second through `heapline worker`: which share of a core the server and the worker use.
+"""A hundred messages per second through `heapline worker`: the share of a core that the server and the worker use.
 
 The load is open: messages are enqueued when they are due, by this process, whose CPU does not count. The baseline is
-the same pair of processes when nothing is enqueued.
+the same pair of processes without messages.
 """
 
 from __future__ import annotations

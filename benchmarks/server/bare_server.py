@@ -1,8 +1,8 @@
-"""The least that a durable server of frames can do, to measure ours by: `python -m benchmarks.server.bare_server FILE`.
+"""The minimal durable server of frames, as a baseline: `python -m benchmarks.server.bare_server FILE`.
 
-A frame says how long its answer is to be, and brings bytes that are to be safe before it. They go into one file: a
-thread of its own writes all that wait together, with one fdatasync. There is no queue, no guard and nothing to parse.
-`FrameClient` is the client for it.
+A frame contains the length of its answer, and bytes that must be durable before it. They are written to one file: a
+separate thread writes all waiting bytes together, with one fdatasync. There is no queue, no guard and no parsing.
+`FrameClient` is its client.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.drivers.window import run_loop
 
-HEAD = struct.Struct("<III")  # bytes of the body, number of the request, bytes that its answer is to have
-ROOM = 64 << 20  # of the file, which has its blocks from the start and is written round and round
+HEAD = struct.Struct("<III")  # bytes of the body, number of the request, bytes of its answer
+ROOM = 64 << 20  # of the file, which is allocated at the start and overwritten cyclically
 
 
 def frames(buffer: bytearray) -> Iterator[tuple[int, int, bytes]]:
@@ -35,7 +35,7 @@ def frames(buffer: bytearray) -> Iterator[tuple[int, int, bytes]]:
 
 
 class Committer:
-    """Makes what waits safe, with one write and one fdatasync, while more gathers."""
+    """Makes waiting bytes durable, with one write and one fdatasync, while more gathers."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT)

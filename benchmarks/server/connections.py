@@ -31,7 +31,7 @@ TOPIC = "connections"
 
 @dataclass
 class Load:
-    """What all connections got done, of all rounds together."""
+    """The calls completed by all connections, over all rounds."""
 
     seconds: float = 0.0
     server_s: float = 0.0
@@ -64,7 +64,7 @@ def run(quick: bool, directory: Path) -> Iterator[Figure | Step]:
     native, http, bare = Load(), Load(), Load()
     with heapline_server(directory / "ours") as server, bare_server(directory / "bare") as floor:
         for number in range(rounds):
-            yield Step("connections of their own", number, rounds)
+            yield Step("separate connections", number, rounds)
             run_loop(over_native(server, native, seconds))
             run_loop(over_frames(floor, bare, seconds))
             run_loop(over_http(server, http, seconds))
@@ -88,7 +88,7 @@ async def over_frames(server: Serving, load: Load, seconds: float) -> None:
 
 
 async def over_http(server: Serving, load: Load, seconds: float) -> None:
-    """HTTP/1.1 by hand: a client library would take most of the time."""
+    """HTTP/1.1 by hand, because a client library would take most of the time."""
     body = json.dumps({"topic": TOPIC, "payload": base64.b64encode(PAYLOAD).decode()}).encode()
     head = f"POST /v1/enqueue HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {server.credential()}\r\n"
     request = f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body

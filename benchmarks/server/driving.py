@@ -1,4 +1,4 @@
-"""Runs one driver (benchmarks/drivers) in a process of its own and reads what it measured."""
+"""Runs one driver (benchmarks/drivers) in a separate process and reads its results."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from benchmarks.drivers.window import Job, Outcome
 
 ROOT = Path(__file__).parents[2]
-#: A driver connects and its last turns end within this, beyond the seconds it is to measure. Some peers are slow.
+#: A driver connects and its last turns end within this, in addition to the measured seconds. Some peers are slow.
 SPARE_S = 180.0
 
 
 class DriverFailed(Exception):
-    """With the last thing that the driver said."""
+    """Contains the last output of the driver."""
 
 
 def drive(name: str, job: Job, python: str | Path = sys.executable) -> Outcome:
@@ -35,10 +35,10 @@ def drive(name: str, job: Job, python: str | Path = sys.executable) -> Outcome:
         raise DriverFailed(f"the driver of {name} failed: {said[-1].strip(' |')}")
     outcome = Outcome(**json.loads(done.stdout.strip().splitlines()[-1]))
     if not outcome.messages:
-        raise DriverFailed(f"the driver of {name} got no message through in {job.seconds:g} s")
+        raise DriverFailed(f"the driver of {name} completed no message in {job.seconds:g} s")
     return outcome
 
 
 def typical(outcomes: list[Outcome]) -> Outcome:
-    """The round of middling rate: one that was, so that its figures belong together."""
+    """Return the round with the median rate: a real one, so that its figures are consistent."""
     return sorted(outcomes, key=lambda outcome: outcome.rate)[len(outcomes) // 2]

@@ -1,4 +1,4 @@
-"""How long the bare disk takes to make 4 KiB safe: what answers are measured by."""
+"""The time that the bare disk takes to sync 4 KiB: the yardstick for answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BLOCK = bytes(4096)
 
 
 def fsync_ms(directory: Path, count: int = 200) -> list[float]:
-    """Milliseconds of each pwrite + fdatasync into a file that has its blocks already."""
+    """Return the milliseconds of each pwrite + fdatasync into a preallocated file."""
     path = directory / "fsync-probe"
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     try:

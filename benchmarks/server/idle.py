@@ -1,6 +1,6 @@
-"""What a thousand consumers cost that wait for work which does not come.
+"""The cost of a thousand consumers that wait for work.
 
-Each has one credit. In the end a message is enqueued for each, and each must get one: they were there all the time.
+Each has one credit. At the end a message is enqueued for each, and each must get one, which proves that they waited.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from heapline.cli.auth import open_auth
 from heapline.client.transports.native import NativeBroker
 from heapline.contract.message import Outgoing
 
-#: A server may limit the streams of one key; a thousand consumers are some services with a key each.
+#: A server may limit the streams of one key; a thousand consumers are several services with a key each.
 STREAMS_PER_KEY = 100
 SETTLE_S = 3.0
 ALL_SERVED_S = 60.0
 
 
 def run(quick: bool, directory: Path) -> Iterator[Figure | Step]:
-    seconds = 10.0 if quick else 30.0  # whole rounds of what a stream does every ten seconds
+    seconds = 10.0 if quick else 30.0  # complete cycles of what a stream does every ten seconds
     with heapline_server(directory / "ours") as server:
         yield Step(f"{IDLE_STREAMS} idle pops", 0, 1)
         empty, busy = run_loop(core_percents(server, seconds))
@@ -38,7 +38,7 @@ def run(quick: bool, directory: Path) -> Iterator[Figure | Step]:
 
 
 async def core_percents(server: Serving, seconds: float) -> tuple[float, float]:
-    """Percent of one core that the server uses without any stream, and with all of them."""
+    """Return the percent of one core that the server uses without any stream, and with all of them."""
     auth = open_auth(server.directory)
     keys = [
         auth.keys.create(f"consumer {n}", ["*:consume"])[1].reveal() for n in range(IDLE_STREAMS // STREAMS_PER_KEY)

@@ -1,7 +1,7 @@
-"""How soon one message is answered, and how soon it reaches a consumer that waits, at 500 single enqueues a second.
+"""The time until one enqueue is answered, and until it reaches a waiting consumer, at 500 single enqueues per second.
 
-Raw fsyncs are timed before and after each round, on the same disk, while the servers rest. A bare frame server, which
-commits in the same way, and the gRPC port of our own server get the same load in turns.
+Raw fsyncs are timed before and after each round, on the same disk, while the servers are idle. A bare frame server,
+which commits in the same way, and the gRPC port of our own server get the same load in alternating rounds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from heapline.wire.descriptors import METHODS, pb
 Bounds = Mapping[int, Bound | None]
 CREDITS = 1000
 DELIVERED_S = 30.0
-NUMBER = 8  # bytes of the payload that tell which message it is
+NUMBER = 8  # bytes of the payload that number the message
 KINDS = ("answered", "bare", "grpc", "delivered")
 
 
@@ -50,13 +50,13 @@ class Samples:
     cpu: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
 
     def take(self, kind: str, server: Serving, work: Coroutine[Any, Any, list[float]]) -> None:
-        """Run a round, and add what it measured and what the server spent."""
+        """Run a round, and add its measurements and the server's CPU time."""
         before = cpu_seconds(server.pid)
         getattr(self, kind).extend(run_loop(work))
         self.cpu[kind] += cpu_seconds(server.pid) - before
 
     def cpu_us(self, kind: str) -> float:
-        """CPU microseconds of the server for each message."""
+        """Return the server's CPU microseconds per message."""
         spent: float = self.cpu[kind] / len(getattr(self, kind)) * 1e6
         return spent
 
@@ -105,7 +105,7 @@ def all_figures(seen: Samples) -> Iterator[Figure]:
 
 
 def figures(what: str, seconds: list[float], floor: list[float] | None, bounds: Bounds) -> Iterator[Figure]:
-    """Percentiles, next to the same ones of the bare server."""
+    """Return percentiles, next to those of the bare server."""
     for percent, bound in bounds.items():
         ms = percentile(seconds, percent) * 1e3
         least = None if floor is None else percentile(floor, percent) * 1e3
@@ -114,7 +114,7 @@ def figures(what: str, seconds: list[float], floor: list[float] | None, bounds: 
 
 
 async def answer_times(server: Serving, due: list[float], late: list[float]) -> list[float]:
-    """Seconds from when each enqueue was due to its answer; `late` gets what of them was the client's own doing."""
+    """Return the seconds from when each enqueue was due to its answer; the client's own delays are added to `late`."""
     times: list[float] = []
     async with NativeBroker(server.target, credential=server.credential()) as hl:
         await hl.create_topic("answers")
@@ -141,7 +141,7 @@ async def bare_answer_times(server: Serving, due: list[float]) -> list[float]:
 
 
 async def grpc_answer_times(server: Serving, due: list[float]) -> list[float]:
-    """The topic of `answer_times`, by unary calls."""
+    """The same as `answer_times`, by unary calls."""
     times: list[float] = []
     metadata = (("authorization", f"Bearer {server.credential()}"),)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
@@ -158,8 +158,8 @@ async def grpc_answer_times(server: Serving, due: list[float]) -> list[float]:
 
 
 async def delivery_times(server: Serving, due: list[float]) -> list[float]:
-    """Seconds from when each enqueue was due to its arrival at a consumer whose pop waits. The consumer acks
-    what it got since its last ack, one call at a time."""
+    """Return the seconds from when each enqueue was due to its arrival at a consumer whose pop waits. The consumer acks
+    the messages since its last ack, one call at a time."""
     due_at: dict[int, float] = {}
     arrived: dict[int, float] = {}
     held: list[LeaseRef] = []

@@ -1,8 +1,8 @@
-"""Messages a second through one server process and one client process, and the CPU that each side spends on one.
+"""Messages per second through one server process and one client process, and the CPU time of each side per message.
 
-Through the SDK, numbered, on one partition. The baseline is a bare frame server that makes as many bytes safe and knows
-no queue: the floor, on this machine, at this moment. Every shape runs in several short rounds that take turns, so that
-a busy machine disturbs all alike; the middling round counts.
+Through the SDK, numbered, on one partition. The baseline is a bare frame server that syncs as many bytes and has
+no queue: the floor on this machine at this time. Each shape runs in several short alternating rounds, so that
+a busy machine disturbs all alike; the median round counts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run(quick: bool, directory: Path) -> Iterator[Figure | Step]:
 
 
 def job_of(server: Serving, kind: str, shape: Shape, seconds: float, messages_max: int | None = None) -> Job:
-    """Use a topic per kind, so that what `enqueue` leaves behind disturbs no other kind."""
+    """Use a topic per kind, so that messages left by `enqueue` do not disturb other kinds."""
     options = {"key_file": str(server.key_file), "kind": kind, "topic": f"{kind}-{shape[0]}"}
     return Job(
         port=server.port, batch=shape[0], in_flight=shape[1], seconds=seconds, server_pid=server.pid,
@@ -57,7 +57,7 @@ def spread_job(server: Serving, seconds: float) -> Job:
 
 
 def spread_figures(spread: Outcome, one: Outcome) -> Iterator[Figure]:
-    """What many partitions cost, next to one."""
+    """The cost of many partitions, compared with one."""
     kind, shape = SPREAD
     what = f"{kind}, {name_of(shape)}, over {PARTITIONS} partitions, next to one"
     yield figure(what, spread.rate, "messages/s", one.rate, spread.rate / one.rate, None, None)

@@ -1,4 +1,4 @@
-"""Anonymous memory of the whole server process while messages wait: what is its own, without mapped files."""
+"""Anonymous memory of the server process while messages wait: its own memory, without mapped files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The lifecycle next to other queues: same messages, same batches, same calls in flight, in turns in the same run.
+"""The lifecycle compared with other queues: same messages, batches and calls in flight, alternating in the same run.
 
-A peer that cannot be had, or fails, is a row that says so.
+A missing or failing peer is a row with the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.server.lifecycle import job_of, name_of
 from benchmarks.server.spawned import Serving, heapline_server
 
 SHAPE = (targets.PEER_BATCH, targets.PEER_IN_FLIGHT)
-#: Installed here once; not removed with what a run leaves.
+#: Installed here once; kept when a run's files are removed.
 HOME = SCRATCH / "peers"
 
 
@@ -57,7 +57,7 @@ def in_turns(
 
 
 def opened(peer: Peer, directory: Path) -> AbstractContextManager[Running]:
-    """The peer's server, on a new directory."""
+    """Start the peer's server on a new directory."""
     directory.mkdir()
     for above in (directory, directory.parent):
         above.chmod(0o711)  # PostgreSQL may run as another user
@@ -81,7 +81,7 @@ def figures(name: str, about: dict[str, str], theirs: Outcome, ours: Outcome) ->
 
 
 def bounds_of(name: str) -> tuple[targets.Bound | None, targets.Bound | None]:
-    """Of the ratio of rates, and of the ratio of CPU."""
+    """The targets of the ratio of rates, and of the ratio of CPU."""
     rate, cpu = targets.PEERS[name]
     return (rate and targets.Bound("≥", rate, "×")) or None, (cpu and targets.Bound("≤", cpu, "×")) or None
 

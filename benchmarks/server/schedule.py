@@ -1,7 +1,7 @@
-"""An open loop: calls start at the times they were due, whatever became of earlier ones.
+"""An open loop: calls start when they are due, even if earlier ones are still in progress.
 
-Latency is counted from the time that a call was due, not from when it was sent: a server that stalls is charged with
-all that it kept waiting. A thread keeps the time, because event loops wake to the millisecond only.
+Latency is counted from the time that a call was due, not from when it was sent, so a server that stalls is charged
+with everything that it delays. A thread keeps the time, because event loops wake to the millisecond only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 
 def poisson(per_second: float, seconds: float, seed: int = 7) -> list[float]:
-    """Seconds from the start at which calls are due: independent callers, so many a second on average."""
+    """Return seconds from the start at which calls are due: independent callers, this many per second on average."""
     chance = np.random.default_rng(seed)
     gaps = chance.exponential(1 / per_second, size=int(per_second * seconds * 1.5) + 100)
     due = np.cumsum(gaps)
@@ -25,15 +25,15 @@ def poisson(per_second: float, seconds: float, seed: int = 7) -> list[float]:
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """The smallest sample that so many percent do not exceed: one that really happened."""
+    """Return the smallest sample that this percentage does not exceed: a real sample."""
     if not samples:
         raise ValueError("no samples: nothing was measured")
     return float(np.percentile(samples, percent, method="inverted_cdf"))
 
 
 async def open_loop(due: Sequence[float], call: Callable[[int, float], Coroutine[Any, Any, None]]) -> list[float]:
-    """Start `call(number, due_at)` at each time; `due_at` is on `time.perf_counter`. When all have ended: how late
-    each was started, in seconds, which is this process's own share."""
+    """Start `call(number, due_at)` at each time; `due_at` is on `time.perf_counter`. At the end return how late
+    each was started, in seconds: the delay caused by this process."""
     loop = asyncio.get_running_loop()
     tasks: list[asyncio.Task[None]] = []
     late: list[float] = []

@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts and ends: our server as a user runs it, and whatever else listens on a port."""
+"""Processes that a benchmark starts and ends: our server as users run it, and others that listen on a port."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Serving:
-    """A server that answers."""
+    """A running server."""
 
     pid: int
     port: int
@@ -43,7 +43,7 @@ class Serving:
 
 @contextlib.contextmanager
 def heapline_server(directory: Path) -> Iterator[Serving]:
-    """`heapline serve` on an empty directory, guarded by its keys as it is for users."""
+    """`heapline serve` on an empty directory, with keys as for users."""
     directory.mkdir(parents=True, exist_ok=True)
     ports = ["--port", "0", "--grpc-port", "0", "--http-port", "0"]
     command = [sys.executable, "-m", "heapline", "serve", "--data", str(directory), *ports]
@@ -67,7 +67,7 @@ def bare_server(directory: Path) -> Iterator[Serving]:
 
 @contextlib.contextmanager
 def child(command: list[str], log: IO[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is asked to end when the block does, and made to if it does not. It stays in our process group:
+    """A process that is terminated when the block ends, and killed if it does not end. It stays in our process group:
     the harness ends the whole group of a benchmark that hangs."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **options)
     try:
@@ -82,11 +82,11 @@ def child(command: list[str], log: IO[str], **options: Any) -> Iterator[subproce
 
 
 def wait_for(process: subprocess.Popen[bytes], said: Path, ready: Callable[[], T | None]) -> T:
-    """The first true answer of `ready()`; an error that ends with what the process last said, if it never comes."""
+    """Return the first true result of `ready()`; if there is none, raise an error with the process's last output."""
     give_up = time.monotonic() + START_S
     while not (answer := ready()):
         if process.poll() is not None or time.monotonic() > give_up:
-            raise RuntimeError(f"the server did not start; its last words: {said.read_text()[-500:].strip()}")
+            raise RuntimeError(f"the server did not start; its last output: {said.read_text()[-500:].strip()}")
         time.sleep(0.02)
     return answer
 

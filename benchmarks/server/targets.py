@@ -1,4 +1,4 @@
-"""What the server is to reach, as data: the table says of each figure whether it did."""
+"""The targets of the server, as data: the table shows for each figure whether it is met."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Literal, NamedTuple
 
 
 class Goal(NamedTuple):
-    """Of one load: messages a second, and CPU microseconds a message of each side."""
+    """For one load: messages per second, and CPU microseconds per message of each side."""
 
     rate: float
     server_us: float
     client_us: float
 
 
-#: (what is done, messages a batch, calls in flight) through the SDK.
+#: (load, messages per batch, calls in flight) through the SDK.
 LOADS = {
     ("lifecycle", 100, 16): Goal(100_000, 5.5, 3.0),
     ("lifecycle", 1000, 4): Goal(180_000, 3.5, 2.0),
     ("lazy", 1000, 4): Goal(180_000, 3.5, 2.0),
     ("enqueue", 1000, 4): Goal(300_000, 2.0, 0.8),
 }
-#: At 100 a batch and 16 in flight: how many times a peer's rate at least, and of its CPU (both sides) at most.
+#: At 100 per batch and 16 in flight: the minimum multiple of a peer's rate, and the maximum of its CPU (both sides).
 PEERS: dict[str, tuple[float | None, float | None]] = {
     "beanstalkd": (None, 1 / 20),
     "redis": (None, 1 / 2.2),
@@ -34,11 +34,11 @@ PEERS: dict[str, tuple[float | None, float | None]] = {
 PEER_BATCH, PEER_IN_FLIGHT = 100, 16
 
 OPEN_LOOP_PER_S = 500
-#: CPU of the server at that rate: of the bare server's, and of our own gRPC interface's, at most.
+#: CPU of the server at that rate: the maximum multiple of the bare server's, and of our own gRPC interface's.
 OF_BARE, OF_GRPC = 2.6, 0.45
 ANSWERED_P50_MORE_MS = 0.6  # than the bare server
 ANSWERED_P99_MS = 10.0
-#: Connections with one call in flight each; calls a second, p95 and CPU of the server per call.
+#: Connections with one call in flight each; calls per second, p95 and CPU of the server per call.
 CONNECTIONS, CONNECTIONS_PER_S, CONNECTIONS_P95_MS, CONNECTIONS_SERVER_US = 50, 5_000, 20.0, 120.0
 HTTP_CONNECTIONS, HTTP_PER_S = 64, 3_000
 IDLE_STREAMS = 1000
@@ -49,12 +49,12 @@ WAITING_MB = 500
 
 @dataclass(frozen=True)
 class Bound:
-    """A number to stay over or under, and how people write it."""
+    """A number to stay over or under, and its readable form."""
 
     way: Literal["≥", "≤", "<"]
     number: float
     unit: str
-    formula: str = ""  # where the number depends on something measured
+    formula: str = ""  # if the number depends on a measurement
 
     def holds(self, value: float) -> bool:
         return {"≥": value >= self.number, "≤": value <= self.number, "<": value < self.number}[self.way]
@@ -66,12 +66,12 @@ class Bound:
 
 
 def judged(bound: Bound | None, value: float) -> tuple[str | None, bool | None]:
-    """The target and whether it was met, as a figure has them."""
+    """Return the target and whether it was met, as fields of a row."""
     return (None, None) if bound is None else (str(bound), bound.holds(value))
 
 
 def answer_bounds(bare_p50_ms: float) -> dict[int, Bound]:
-    """By percentile: how soon an enqueue at 500/s is answered."""
+    """By percentile: the time until an enqueue at 500/s is answered."""
     formula = f"bare + {ANSWERED_P50_MORE_MS:g} ms"
     return {
         50: Bound("≤", bare_p50_ms + ANSWERED_P50_MORE_MS, "ms", formula),
@@ -80,7 +80,7 @@ def answer_bounds(bare_p50_ms: float) -> dict[int, Bound]:
 
 
 def delivery_bounds(fsync_ms: float) -> dict[int, Bound]:
-    """By percentile: how soon a message reaches a consumer that waits."""
+    """By percentile: the time until a message reaches a waiting consumer."""
     return {50: _fsyncs("≤", 3, fsync_ms, 3.0), 95: Bound("<", 50.0, "ms")}
 
 

@@ -51,7 +51,7 @@ def archived(spark: Any, home: Path, data: Path, views: tuple[str, ...]) -> None
 
 
 def copied(spark: Any, home: Path, views: tuple[str, ...]) -> None:
-    """Views at once, as the archive does."""
+    """Views together, as the archive copies them."""
     copy = home / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     queries = []

@@ -38,7 +38,7 @@ def run(quick: bool, directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def fill(path: Path, events: int) -> None:
-    """About so many: a message has three events, and five if it is nacked once."""
+    """Create about this many events: a message has three, and five if it is nacked once."""
     with heapline.open_sync(path) as hl:
         hl.create_topic("orders", partitions=PARTITIONS)
         for _ in range(events // (BATCH * 16 // 5)):

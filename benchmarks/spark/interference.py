@@ -33,7 +33,7 @@ def run(quick: bool, directory: Path) -> Iterator[Figure]:
     spark = session()
     try:
         scan = lambda: summed(loaded(spark, path=str(data)))  # noqa: E731  # all columns
-        scan()  # Spark's workers are there, and the pages in memory
+        scan()  # starts Spark's workers and fills the page cache
         asyncio.run(batched(data, batches // 4, 1))
         rounds = [(lived(data, batches), lived_while(scan, data, batches)) for _ in range(ROUNDS)]
     finally:
@@ -66,7 +66,7 @@ def lived_while(scan: Callable[[], None], data: Path, batches: int) -> Figure:
 
 @contextmanager
 def repeated(scan: Callable[[], None]) -> Iterator[Callable[[], int]]:
-    """The scan again and again, in a thread that waits for Spark; how many have begun."""
+    """Repeat the scan in a thread that waits for Spark; return how many have begun."""
     over, begun, failed = threading.Event(), [0], []
 
     def work() -> None:

@@ -78,7 +78,7 @@ def told(name: str, value: float, baseline: float, target: float | None) -> Figu
 
 
 def best(cases: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Seconds of each, the best of the rounds after the first."""
+    """Return the seconds of each, the best of the rounds after the first."""
     found = dict.fromkeys(cases, float("inf"))
     for number in range(ROUNDS):
         for name, act in cases.items():

@@ -56,7 +56,7 @@ def run(quick: bool, directory: Path) -> Iterator[Figure | Step]:
 
 
 def one_round(spark: Any, server: Serving, arrow: Path, values: list[bytes], number: int) -> tuple[float, float]:
-    """Seconds of the sink and of the SDK."""
+    """Return the seconds of the sink and of the SDK."""
     sides = {
         "sink": lambda topic: stream(spark, server, arrow, topic),
         "sdk": lambda topic: enqueue(server, values, topic),

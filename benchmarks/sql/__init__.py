@@ -1,4 +1,4 @@
-"""The Postgres broker next to other queues on PostgreSQL: the same server, the same messages, in turns.
+"""The Postgres broker compared with other queues on PostgreSQL: the same server and messages, in alternating rounds.
 
 Every driver works on its own tables in one server with fsync on. Payloads have 256 bytes, priorities are random.
 """

@@ -1,4 +1,4 @@
-"""The PostgreSQL server that the suite's drivers share, and what the suite asks of it directly."""
+"""The PostgreSQL server that the suite's drivers share, and the suite's own queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ready path with millions of delayed messages, next to none; and how late a delayed message is delivered."""
+"""The ready path with millions of delayed messages, compared with none; and the delay of a delayed message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.sql import targets
 from benchmarks.sql.database import Database, started
 from heapline.contract.message import Outgoing
 
-#: Two databases, so that both kinds can be measured in turns.
+#: Two databases, so that both kinds alternate.
 EMPTY, FULL = "bench_empty", "bench_full"
 TIMED, DELAY_S = 200, 2.0
 

@@ -1,4 +1,4 @@
-"""How soon one enqueue is answered at 500 per second, and one pop from a backlog. Raw fsyncs are the yardstick.
+"""The time until one enqueue is answered at 500 per second, and one pop from a backlog, compared with raw fsyncs.
 
 The order is strict with k=1: both go to Postgres. With k=1000 enqueues are acknowledged by the write-ahead log, and
 pops take from the ready queue in Valkey.
@@ -31,7 +31,7 @@ ENQUEUES = f"{OPEN_LOOP_PER_S} enqueues/s: answered"
 
 
 class Cache(Redis):
-    """Valkey that syncs nothing: what is in the ready queue can be lost."""
+    """Valkey that syncs nothing, because the ready queue can be lost."""
 
     fsync: ClassVar[str] = "no"
 
@@ -69,7 +69,7 @@ def cache(directory: Path) -> Iterator[str]:
 def measurements(
     database: Database, redis: str, directory: Path, seconds: float, number: int
 ) -> Iterator[tuple[str, Any]]:
-    """Yield what is measured, and the coroutine that returns its seconds."""
+    """Yield the name of each case, and the coroutine that returns its seconds."""
     due, pops = poisson(OPEN_LOOP_PER_S, seconds, seed=number), round(seconds * 100)
     wal = {"wal": str(directory / "wal")}
     yield f"{ENQUEUES} by Postgres, k=1", answer_times(database, due, 1)

@@ -1,11 +1,11 @@
-"""What the Postgres broker is to reach, as data."""
+"""The targets of the Postgres broker, as data."""
 
 from __future__ import annotations
 
 from benchmarks.server.targets import Bound
 
 BATCH, IN_FLIGHT, BACKLOG = 100, 16, 10_000
-#: How many times as fast as each driver on the same server.
+#: The minimum multiple of each driver's rate on the same server.
 PEERS = {"postgres": 1.0, "pgmq": 5.0, "seed_table": None, "awa": 5.0}
 HELD = Bound("≥", 0.5, "×")  # of the fresh rate, while an old transaction is open
 DELAYED = Bound("≤", 1.3, "×")  # time per message with DELAYED_ROWS, of that without

@@ -1,12 +1,12 @@
 """One group, and ten, reading a backlog in one process with the broker.
 
-The baseline of one group is reading the same journal's files one after the other and checksumming them: what has to be
-done at least to hand out bytes that are right. Each row is delivered, looked at and acked, durably, the next rows being
-taken while an ack is under way; the group is at the end when the clock stops. CPU is of the whole process, because it
-stands still when a shared machine does not.
+The baseline of one group is reading the same journal's files in order and checksumming them: the least
+work that returns correct bytes. Each row is delivered, accessed and acked, durably, while the next rows are
+read; the clock stops when the group is at the end. CPU is of the whole process, because it
+does not depend on other work on the machine.
 
-*Ten groups* read the same rows side by side, next to one that reads them alone: pages are shared, so only what is each
-group's own comes ten times.
+*Ten groups* read the same rows at the same time, compared with one that reads them alone: pages are shared, so only the
+work of each group itself is done ten times.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def files_alone(path: Path, count: int) -> Spent:
 
 
 async def timed(hl: heapline.Broker, read: Reading, group: str, count: int) -> Spent:
-    """A new group, from the start of the topic on."""
+    """Create a new group, from the start of the topic on."""
     start = clocks()
     got = await read(hl, group, count)
     spent = Spent.since(start, got)
@@ -94,7 +94,7 @@ async def timed(hl: heapline.Broker, read: Reading, group: str, count: int) -> S
 
 
 async def ten_groups(hl: heapline.Broker, name: str, count: int) -> Spent:
-    """By the rows of one of them."""
+    """Return the rate by the rows of one of them."""
     start = clocks()
     await asyncio.gather(*(in_batches(hl, f"{name}-{number}", count) for number in range(GROUPS)))
     spent = Spent.since(start, count)
@@ -104,7 +104,7 @@ async def ten_groups(hl: heapline.Broker, name: str, count: int) -> Spent:
 
 
 class Acks:
-    """One ack under way at a time, while what comes next is worked on."""
+    """Ack one page at a time, while the next rows are processed."""
 
     def __init__(self) -> None:
         self._last: asyncio.Task[None] | None = None
@@ -119,7 +119,7 @@ class Acks:
 
 
 async def in_batches(hl: heapline.Broker, group: str, count: int) -> int:
-    """Until the group has acked so many rows; how many it did."""
+    """Read until the group has acked this many rows; return the count."""
     got, seen, acks = 0, 0, Acks()
     async with hl.subscribe("events", group=group, credits=CREDITS, batches=True) as rows:
         async for batch in rows:

@@ -1,7 +1,7 @@
-"""A journal of any size that takes hardly any disk: its payloads are zeros, and zeros are left out of the files.
+"""A journal of any size that takes hardly any disk space: its payloads are zeros, and zeros are holes in the files.
 
-Headers, rows, events, tables and indexes are real and lie where they would lie; what a reader does is the same. Only
-the bytes between them come from holes, which read as fast as memory: so what is measured is how much is looked at and
+Headers, rows, events, tables and indexes are real and in their usual places; a reader works as usual. Only
+the bytes between them are holes, which read as fast as memory. So this measures how much is read and
 decided, not how fast the disk is.
 """
 
@@ -64,8 +64,8 @@ def holed_journal(
     path: str, nbytes: int, *, unit_bytes: int, rows: int, segment_bytes: int, start_ms: int, step_ms: int,
     quiet_every: int,
 ) -> int:  # fmt: skip
-    """Units of about so many bytes with so many rows of partition 0, one each `step_ms`; the last of each `quiet_every`
-    also has a row of partition 1. Returns how many units."""
+    """Write units of about this many bytes with this many rows of partition 0, one per `step_ms`; the last of each
+    `quiet_every` also has a row of partition 1. Return the number of units."""
     disk = HoledDisk()
     Journal.create(disk, path, incarnation=1, segment_bytes=segment_bytes)
     journal, units = Journal.open(disk, path, policy="os")

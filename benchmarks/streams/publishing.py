@@ -31,7 +31,7 @@ def run(quick: bool, directory: Path, scale: float) -> Iterator[Figure]:
 
 
 def sized(full: int, quick: bool, scale: float, least: int = 5000) -> int:
-    """A number of messages, in whole thousands."""
+    """Return a number of messages, in whole thousands."""
     return max(least, round(full * scale * (0.1 if quick else 1) / 1000) * 1000)
 
 

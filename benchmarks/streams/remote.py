@@ -1,7 +1,7 @@
 """One group reading a backlog over the native protocol: `heapline.connect` here, `heapline serve` in another process.
 
-Next to the same group, on the same data, in one process with the broker: what the wire costs. Each row is delivered,
-looked at and acked; the group is at the end when the clock stops.
+Compared with the same group, on the same data, in one process with the broker: the cost of the wire. Each row is
+delivered, accessed and acked; the clock stops when the group is at the end.
 """
 
 from __future__ import annotations

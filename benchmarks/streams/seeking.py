@@ -1,7 +1,7 @@
-"""Seeking to a moment in a large journal: by journal time and wall time, by a reader that knows nothing yet.
+"""Seeking to a time in a large journal: by journal time and wall time, by a new reader.
 
 The journal has real segments, units and indexes, and holes for payloads (holes.py). Its segments are dropped from the
-page cache before each cold seek. Next to a seek by a reader that has looked before; the target is the issue's, for the
+page cache before each cold seek. Compared with a second seek by the same reader; the specified target is for the
 first one. One partition is in every unit, another in every thousandth: it is silent for hundreds of megabytes.
 """
 
@@ -43,7 +43,7 @@ def run(quick: bool, directory: Path, scale: float) -> Iterator[Figure]:
 
 
 def seeks(path: str, units: int, kind: str, partition: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of first seeks, on cold files, and of second ones elsewhere by the same readers."""
+    """Return the milliseconds of first seeks, on cold files, and of second ones elsewhere by the same readers."""
     rng, first, again = random.Random(partition), [], []
     for _ in range(rounds):
         forget(path)
@@ -59,7 +59,7 @@ def seeks(path: str, units: int, kind: str, partition: int, rounds: int) -> tupl
 
 
 def forget(path: str) -> None:
-    """Let go of the files in the page cache (they are written out already)."""
+    """Drop the files from the page cache (they are already written out)."""
     for entry in os.scandir(path):
         if entry.is_file():
             fd = os.open(entry.path, os.O_RDONLY)

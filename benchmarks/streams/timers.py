@@ -1,12 +1,12 @@
-"""Ten million scheduled messages: published, there again after a restart, and on time while others are enqueued.
+"""Ten million scheduled messages: published, recovered after a restart, and on time while others are enqueued.
 
-They are spread so that 5000 a second fall due, beginning an hour ahead. One process publishes them, writes a snapshot
-and is killed with -9; another opens what it left (from the snapshot, then from the journal alone). Then the broker's
-clock is set ahead to where they begin to fall due, and for some seconds batches are enqueued, 20 000 messages a second,
-while a group waits for what fires.
+They are spread so that 5000 per second become due, beginning an hour ahead. One process publishes them, writes a
+snapshot and is killed with -9; another opens its directory (from the snapshot, then from the journal alone). Then the
+broker's clock is set ahead to the first due time. For some seconds 20 000 messages per second are enqueued in batches,
+while a group waits for fired messages.
 
-*Fired*: from a message's due time to the journal time of the unit in which it is recorded to have become due, by the
-log. *Delivered*: until the group's member has it in hand, by the clock. A tick is 100 ms. The baseline of publishing is
+*Fired*: from a message's due time to the journal time of the unit that records it as due, by the
+log. *Delivered*: until the group's member has it, by the clock. A tick is 100 ms. The baseline of publishing is
 messages without a schedule, in the same process right after; that of opening is reading and checksumming the files.
 """
 
@@ -77,7 +77,7 @@ def run(quick: bool, directory: Path, scale: float) -> Iterator[Figure | Step]:
 
 
 def publish_and_die(path: Path, count: int) -> tuple[int, float, float]:
-    """When the first falls due, and the rates of scheduled and other messages."""
+    """When the first message is due, and the rates of scheduled and other messages."""
     command = [sys.executable, "-m", "benchmarks.streams.timers", str(path), str(count)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -90,7 +90,7 @@ def publish_and_die(path: Path, count: int) -> tuple[int, float, float]:
 
 
 async def fill(path: str, count: int) -> None:
-    """In the child: publish, tell, and wait to be killed."""
+    """In the child: publish, report, and wait to be killed."""
     began = time.time_ns() // 1_000_000 + AHEAD_MS
     first = datetime.fromtimestamp(began / 1000, UTC)
     async with heapline.open(path, spare_segment_bytes=1 << 26) as hl:
@@ -106,7 +106,7 @@ async def fill(path: str, count: int) -> None:
 
 
 async def rate(hl: heapline.Broker, topic: str, count: int, first: datetime | None) -> float:
-    """Each batch is spread over the whole time; a message's priority is its number in the order of falling due."""
+    """Spread each batch over the whole time; a message's priority is its number in due order."""
     batches = iter(range(count // BATCH))
     step = timedelta(milliseconds=1000 / DUE_PER_S)
 
@@ -142,13 +142,13 @@ def opening(path: Path, count: int) -> Iterator[Figure]:
 
 
 async def open_time(path: Path, count: int) -> float:
-    """Seconds until all is there again. It leaves no snapshot, so that the next opening finds what this one did."""
+    """Return the seconds until everything is loaded. It writes no snapshot, so the next opening has the same work."""
     broker = heapline.open(str(path))
     start = perf_counter()
     await broker.__aenter__()
     spent = perf_counter() - start
     stats = await broker.stats("jobs")
-    assert stats.delayed == count, f"{stats.delayed} messages came back, {count} went in"
+    assert stats.delayed == count, f"{stats.delayed} messages were recovered, {count} were enqueued"
     broker._runners["jobs"].loaded.snapshot_unit = 1 << 60
     await broker.close()
     return spent
@@ -158,15 +158,15 @@ async def open_time(path: Path, count: int) -> float:
 
 
 class Seen(NamedTuple):
-    """What a member of the group got: columns, and when."""
+    """What a member of the group received: columns, and when."""
 
     offsets: Any
-    numbers: Any  # in the order of falling due; negative: was never scheduled
+    numbers: Any  # in due order; negative: never scheduled
     at_ms: int
 
 
 async def falling_due(path: Path, began: int, seconds: float) -> tuple[Any, Any, float]:
-    """Delays in ms from due to fired and to delivered, and the rate of enqueues meanwhile."""
+    """Return delays in ms from due to fired and to delivered, and the rate of enqueues meanwhile."""
     clock = ShiftedClock()
     async with EmbeddedBroker(str(path), config=BrokerConfig(), clock=clock) as hl:
         end = (await hl.offsets("jobs"))[0][1]
@@ -189,7 +189,7 @@ async def falling_due(path: Path, began: int, seconds: float) -> tuple[Any, Any,
 
 
 async def until_delivered(seen: list[Seen], seconds: float) -> None:
-    """Wait for the group to have all that fell due within the seconds, but not for ever."""
+    """Wait until the group has everything that became due within these seconds, with a limit."""
     deadline = perf_counter() + 30
     while perf_counter() < deadline:
         numbers = np.concatenate([s.numbers for s in seen]) if seen else np.array([])
@@ -219,7 +219,7 @@ async def enqueue_for(hl: EmbeddedBroker, seconds: float) -> float:
 
 
 def delays(seen: list[Seen], fired: dict[int, tuple[int, int]], began: int, seconds: float) -> tuple[Any, Any]:
-    """Of what fell due within the seconds: ms until it fired, by the log, and until it was delivered."""
+    """For messages due within these seconds, return the ms until they fired, by the log, and until delivery."""
     offsets, numbers = (np.concatenate([getattr(s, name) for s in seen]) for name in ("offsets", "numbers"))
     at = np.concatenate([np.full(len(s.offsets), s.at_ms) for s in seen])
     counted = (numbers >= 0) & (numbers < seconds * DUE_PER_S)

@@ -163,7 +163,7 @@ def test_check_fails_for_rows_whose_ratio_was_never_saved(
     monkeypatch.setattr("sys.argv", ["benchmarks", "core", "--json", "--check"])
     assert command.main() == 1
     named = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not checked: ")]
-    assert [line.removeprefix("not checked: no ratio of ").partition(" is kept")[0] for line in named] == [
+    assert [line.removeprefix("not checked: no ratio of ").partition(" is saved")[0] for line in named] == [
         "new", "rate: CPU of the server",
     ]  # fmt: skip
 
@@ -208,7 +208,7 @@ def test_check_fails_if_no_ratios_are_saved(
     monkeypatch.setattr(ratios, "load", lambda key: {})
     monkeypatch.setattr("sys.argv", ["benchmarks", "streams", "--quick", "--check"])
     assert command.main() == 1
-    assert "no ratios of streams-quick are kept" in capsys.readouterr().err
+    assert "no ratios of streams-quick are saved" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suite", harness.SUITES)
