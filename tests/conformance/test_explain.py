@@ -90,7 +90,7 @@ async def test_one_message_is_explained_in_every_state(world: World, topic: Make
     await world.advance(120)
     assert await text_of(first) == "Dead since 2 min ('no disk'), after 1 delivery."
     await (await take(broker)).ack()
-    assert (await text_of(delayed)).startswith("Not in the queue any more: acked")
+    assert (await text_of(delayed)).startswith("No longer in the queue: acked")
     with pytest.raises(MessageNotFound):
         await broker.explain("jobs", message_id=first + (1 << 40))
 

@@ -43,7 +43,7 @@ class Heartbeat:
         member.lease.renewed(claim.sent_at)
 
     async def release(self) -> None:
-        """Record that this session has dropped everything and will hold nothing any more."""
+        """Record that this session has dropped everything and will hold nothing from now on."""
         self._is_released = True
         while True:
             try:

@@ -79,7 +79,7 @@ class Sessions:
         self._ttl = ttl
         self._known: dict[str, _Known] = {}
         self._floors: dict[str, dict[str, int]] = {}  # worker, session: a revision at which it was in the key
-        self._displaced: dict[tuple[str, str], float] = {}  # since when it is known that it cannot renew any more
+        self._displaced: dict[tuple[str, str], float] = {}  # since when it is known that it can no longer renew
         self._ended: set[tuple[str, str]] = set()
         self._confirmed: dict[tuple[str, str], int] = {}
         self._ttls: dict[tuple[str, str], float] = {}  # as their holders count them

@@ -338,7 +338,7 @@ class PullConsumer:
         self._subscription = await honor_cancellation(self._client.subscribe(self._inbox, cb=on_message))
 
     async def next(self) -> Msg:
-        """Wait for the next message. Raise ConnectionLost if the consumer does not answer any more."""
+        """Wait for the next message. Raise ConnectionLost if the consumer no longer answers."""
         while True:
             if self._outstanding == 0 and self._arrived.empty():
                 await self._request()
@@ -360,7 +360,7 @@ class PullConsumer:
         self._outstanding = self._batch
 
     async def close(self) -> list[Msg]:
-        """Stop requesting. Return the messages that arrived and were not handed out."""
+        """Stop requesting. Return the messages that arrived and were not delivered."""
         if self._subscription is not None and not self._client.is_closed:
             await self._subscription.unsubscribe()
         left = []

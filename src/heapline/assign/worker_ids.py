@@ -26,9 +26,9 @@ class Standing(StrEnum):
     """The standing of a worker's session."""
 
     LIVE = "live"
-    RELEASED = "released"  # stopped after dropping everything; holds nothing any more
+    RELEASED = "released"  # stopped after dropping everything; holds nothing
     ENDED = "ended"  # a leader's tombstone, written over the last renewal after the lease ended
-    BARRED = "barred"  # written by a leader where the key was missing; an earlier session cannot renew any more
+    BARRED = "barred"  # written by a leader where the key was missing; an earlier session can no longer renew
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -129,7 +129,7 @@ def list_keys_command(data: DataOption = DATA, as_json: JsonOption = False) -> N
             _state(key.revoked_at, "revoked"),
         ),
         title="API keys",
-        empty="there are no keys",
+        empty="no keys exist",
         json=_fields("id", "name", "scopes", "created_at", "last_used_at", "revoked_at"),
     )
 
@@ -171,7 +171,7 @@ def list_users_command(data: DataOption = DATA, as_json: JsonOption = False) -> 
             _state(user.disabled_at, "disabled"),
         ),
         title="Users",
-        empty="there are no users",
+        empty="no users exist",
         json=_fields("email", "scopes", "created_at", "disabled_at"),
     )
 

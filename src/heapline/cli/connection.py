@@ -1,4 +1,4 @@
-"""How a command reaches a server: the options that all commands share, the key, and the connection.
+"""Connect a command to a server: the options that all commands share, the key, and the connection.
 
 `over_network` turns a coroutine function that takes a broker into a command. It adds the options, connects, runs the
 function, and rewrites errors: they name the command or option that helps, and the files that were searched for a key.

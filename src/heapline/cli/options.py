@@ -158,7 +158,7 @@ class Env(str):
 
 
 class Value(NamedTuple):
-    """How the value of an option is called in --help, parsed, and written as a default."""
+    """The type of an option: its name in --help, its parser, and how defaults are written."""
 
     metavar: str
     parser: Callable[[str], Any] | None = None

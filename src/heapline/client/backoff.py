@@ -55,7 +55,7 @@ def unreached(endpoints: Sequence[str], error: HeaplineError) -> str:
 
 
 def deadline_exceeded(name: str, seconds: float, known: str) -> DeadlineExceeded:
-    """The error of a call that was given up, with what is known about its outcome."""
+    """Return the error of an abandoned call, with what is known about its outcome."""
     error = DeadlineExceeded(name)
     shown = round(seconds, 1 if seconds >= 1 else 3)  # some of the time has passed since the deadline was set
     error.args = (f"{name} failed after {shown:g} s: {known}",)
@@ -64,7 +64,7 @@ def deadline_exceeded(name: str, seconds: float, known: str) -> DeadlineExceeded
 
 
 def not_repeated(name: str, error: HeaplineError) -> UnavailableError:
-    """The error of a call that must not be sent twice, and may have been executed."""
+    """Return the error of a call that must not be sent twice, and may have been executed."""
     return UnavailableError(
         f"{name} was sent and no response arrived ({error}), so it may have been executed. It is not repeated "
         "automatically, because a repeat would also affect what was added since; check, and call again if needed"

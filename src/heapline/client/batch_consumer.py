@@ -2,7 +2,7 @@
 
 A batch is what one pop leases: as many messages as are due, at most `max_messages`. It is prefetched, extended and
 returned as a single message is (client/consumer.py). Its leases are extended until it is settled as a whole, until none
-of its messages is held any more, or until the program holds neither the batch nor a part or a message of it.
+of its messages is held, or until the program holds neither the batch nor a part or a message of it.
 """
 
 from __future__ import annotations

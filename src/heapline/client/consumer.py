@@ -215,7 +215,7 @@ class Prefetcher:
                 if not has_failed:
                     log.warning("consumer disconnected; will retry", topic=self._pop.topic, error=str(error))
                 has_failed = True
-            except Exception as error:  # including a bug here: those who wait must not wait forever
+            except Exception as error:  # including a bug here: waiting callers must not wait forever
                 self._error = error
                 break
             self._granted = 0
@@ -259,7 +259,7 @@ class Prefetcher:
                 await self._wanted.wait()
 
     def _ahead(self) -> int:
-        """How many messages to fetch that no coroutine waits for.
+        """Return how many messages to prefetch: those that no coroutine waits for.
 
         None for many coroutines: a message that arrives before the others would be taken, acked and followed by the
         next one in calls of its own, forever.
@@ -275,7 +275,7 @@ class Prefetcher:
         self._wake(len(messages))
 
     def _hold(self, message: Any, good_until: float) -> Any:
-        """Keep the lease of a message, and return the message as it is handed out."""
+        """Keep the lease of a message, and return the message as it is delivered."""
         if self._bind is not None:
             message = self._bind(message)
         else:

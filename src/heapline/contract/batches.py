@@ -79,7 +79,7 @@ class PrepareBatch(Command[Prepared], gc=False):
 
 @batch_call(id=0x41, rpc="CommitBatch", http="POST /v1/batches:commit", needs=PRODUCE_ANYWHERE, repeat=Repeat.KEYED)
 class CommitBatch(Command[Count]):
-    """Make exactly the named parts visible, all at once over all topics, and drop the others.
+    """Make exactly the named parts visible, in all topics together, and drop the others.
 
     A part that is not prepared fails the whole commit (UnknownPart). Repeating it changes nothing. With a sink and a
     version it is one of a series of commits whose versions rise: a commit of the sink's last version or a lower one

@@ -3,7 +3,7 @@
 A `Command` has one answer, a `Feed` has many. What a call needs to know about itself (its number and name on each
 interface, the right it requires, whether it may be repeated) is declared once, here, and never listed anywhere else.
 Checks on construction come from the fields' types and bounds (check.py); a check that needs a topic's settings belongs
-to the handler. A `Context` travels beside a call through every `do`, into the engine and across processes.
+to the handler. A `Context` accompanies a call through every `do`, into the engine and across processes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     rpc: str  # on gRPC, in metrics, spans and the audit log
     http: str | None = None  # "POST /v1/heaps/{topic}:pause"; fields that are not in the path are in body or query
     needs: tuple[Access, ...] = ()
-    rows: Access | None = None  # rows of the answer without this right are left out
+    rows: Access | None = None  # the answer omits rows without this right
     lookup: str | None = None  # rpc of the call whose answer, for the same arguments, has the fields named in `needs`
     repeat: Repeat = Repeat.SAFE
     feature: str = "queue"
@@ -206,7 +206,7 @@ def page_of(
 async def read_page(
     names: Sequence[str], cursor: str | None, limit: int, read: Callable[[str], Awaitable[R | None]]
 ) -> Page[R]:
-    """Return one page of what `read` returns for each of these sorted names. Names with None are left out."""
+    """Return one page of what `read` returns for each of these sorted names. Names with None are omitted."""
     page: PageBuilder[R] = PageBuilder(limit)
     for i in range(bisect_right(names, read_cursor(cursor, str, "")), len(names)):
         item = await read(names[i])

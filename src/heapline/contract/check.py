@@ -21,7 +21,7 @@ from msgspec.inspect import Field, Type
 from heapline.contract.errors import BadName, BadRequest, HeaplineError
 
 T = TypeVar("T")
-_IN_STRUCT = re.compile(r"`\$[^`]*\.\w")  # where msgspec says that a value is wrong: in a struct inside the field
+_IN_STRUCT = re.compile(r"`\$[^`]*\.\w")  # the part of msgspec's message that names a place inside the field
 _ONE_OF = re.compile(r"\ban? (\w+)(?! number)")
 SHOWN = 60  # characters of a wrong value that an error shows
 SECONDS_MAX = 200 * 366 * 86400.0  # two centuries: longer is a mistake, and sums of times stay in range

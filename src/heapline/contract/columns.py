@@ -82,7 +82,7 @@ C = TypeVar("C", bound=Columns)
 
 
 class Plan(NamedTuple):
-    """One column. Made once per class, because msgspec resolves type hints each time it is asked for fields."""
+    """One column. Made once per class, because msgspec resolves type hints on each request for fields."""
 
     name: str
     field: str  # of the row

@@ -126,7 +126,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_backlog: Backlog = 0  # ready + delayed messages; 0 = no limit
     fairness: Fairness = "none"  # keys: within a priority the fairness keys take turns. Fixed.
     max_inflight_per_key: KeyInflight = 0  # leased messages of one fairness key; 0 = no limit. Needs fairness="keys".
-    max_pops_per_second: PopRate = 0.0  # messages handed out, best first; 0 = no limit, else 0.001 to 1e7
+    max_pops_per_second: PopRate = 0.0  # messages delivered, best first; 0 = no limit, else 0.001 to 1e7
     segment_bytes: SegmentBytes = 64 << 20  # size of a journal file; 1 MiB to 1 GiB. Fixed.
     fsync: Fsync = "commit"  # the last two give up the durability promises
     fsync_interval: FsyncInterval = 0.05  # seconds between syncs when fsync is "interval"
@@ -302,7 +302,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gather_steps: Steps = (
         0  # steps of the event loop that calls gather for a turn, and while the disk is busy; 0 = none:
     )
-    # callers in this process come together by themselves, those of a server one by one
+    # calls in this process arrive together anyway, those of a server one by one
     series: bool = False  # keep depths and rates of the last day, for charts; a server does
     decision_retention: Span = 7 * 86400.0  # seconds that a committed batch is remembered, for repeated commits
 

@@ -239,7 +239,7 @@ def pack_batch(batch: StreamBatch) -> PartitionBatch:
 
 
 class LostRows(Struct, frozen=True, omit_defaults=True):
-    """Rows that the member did not hold any more. All others were settled."""
+    """Rows that the member no longer held. All others were settled."""
 
     lost: list[PartitionRows] = []
 

@@ -46,7 +46,7 @@ class Hold(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LogIndex(Struct, frozen=True):
-    """How far the log goes, and where in it things are."""
+    """The range of the log, and its segments."""
 
     incarnation: int
     first_segment: int
@@ -87,7 +87,7 @@ class ReadUnits(Feed[RawUnits]):
 
 
 class PinnedState(Struct, frozen=True, omit_defaults=True):
-    """The state of one moment. The first item has everything but `rows`; the others have only `rows`."""
+    """The state at one time. The first item has everything but `rows`; the others have only `rows`."""
 
     incarnation: int = 0
     wall_ms: int = 0
@@ -100,7 +100,7 @@ class PinnedState(Struct, frozen=True, omit_defaults=True):
 
 @log_call(id=0x74, rpc="PinState")
 class PinState(Feed[PinnedState]):
-    """Read what waits in a topic, or its dead letters, as of one moment. Hold the log with GetLogIndex before."""
+    """Read a topic's waiting messages, or its dead letters, as of one time. Hold the log with GetLogIndex before."""
 
     topic: Topic
     dead: bool = False

@@ -219,7 +219,7 @@ class Methods:
     async def commit_batch(
         self: Any, batch_id: str, parts: Sequence[str], *, sink: str | None = None, version: int | None = None
     ) -> int:
-        """Make exactly the named parts visible, all at once over all topics, and drop the others; see CommitBatch."""
+        """Make exactly the named parts visible, in all topics together, and drop the others; see CommitBatch."""
         if isinstance(parts, str | bytes) or not isinstance(parts, Iterable):
             raise BadRequest(f"parts must be a list of part names, got {parts!r}")
         result: Count = await self.do(batches.CommitBatch(batch_id, list(parts), sink, version))
@@ -415,7 +415,7 @@ class Methods:
 
     @plain
     async def group_ack(self: Any, topic: str, group: str, member: str, offsets: Offsets, *, session: str) -> None:
-        """Settle rows as done. Acks all it can, then raises DeliveryLost if some were not the member's any more."""
+        """Settle rows as done. Acks all it can, then raises DeliveryLost if the member no longer held some."""
         check_member(member, session)
         if rows := pack_offsets(offsets):
             lost = await self.do(groups.GroupAck(topic, group, member, rows, session))
@@ -525,7 +525,7 @@ class Methods:
 
     @plain
     async def offsets(self: Any, topic: str) -> dict[int, tuple[int, int]]:
-        """Return {partition: (start, end)} of what can be read; the end is what is durable."""
+        """Return {partition: (start, end)} of what can be read; the end is the durable end."""
         found = await self.do(log.GetOffsets(topic))
         return dict(enumerate(zip(found.starts, found.ends, strict=True)))
 

@@ -66,7 +66,7 @@ def raise_worst(answers: Answers) -> None:
 
 
 def listed(held: Held) -> list[Message | LeaseRef]:
-    """Messages or leases as a list; what was not popped raises BadRequest."""
+    """Return messages or leases as a list; anything that was not popped raises BadRequest."""
     if isinstance(held, Message | LeaseRef):
         return [held]
     if not isinstance(held, Iterable):

@@ -346,7 +346,7 @@ class Subscription:
             await self._settle(self._broker.group_nack, offsets, reason=reason)
 
     async def _settle(self, act: Callable[..., Awaitable[None]], offsets: dict[int, I64], **more: Any) -> None:
-        """Settle rows. They are no longer outstanding afterwards, whatever the result: done, or to be redelivered."""
+        """Settle rows. Afterwards they are no longer outstanding: they are done, or will be redelivered."""
 
         def ask() -> Awaitable[None]:
             return act(self.topic, self.group, self.member, offsets, session=self._session, **more)

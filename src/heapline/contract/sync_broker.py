@@ -128,7 +128,7 @@ class SyncBroker(Methods):
         ready.wait()
 
     def _stop(self) -> None:
-        """Stop the loop. What was handed to it before is cancelled, and its callers receive Closed."""
+        """Stop the loop. Calls in progress are cancelled, and their callers receive Closed."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
@@ -326,7 +326,7 @@ class SyncSubscription:
         self._run(self._subscription.nack(_unwrapped(rows), reason=reason))
 
     def close(self) -> None:
-        """Leave: what is not acked goes to others. A broker that was closed has left already."""
+        """Leave: unacked rows are delivered to other members. A broker that was closed has left already."""
         with contextlib.suppress(Closed):
             self._run(self._subscription.close())
 

@@ -25,7 +25,7 @@ def _settings_of(kind: type[msgspec.Struct], name: str) -> Any:
     return made
 
 
-#: Settings of a topic as a caller gives them. What is left out has its default, or keeps its value.
+#: Settings of a topic as a caller gives them. Omitted ones have their default, or keep their value.
 TopicSettings = _settings_of(TopicConfig, "TopicSettings")
 
 

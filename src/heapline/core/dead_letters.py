@@ -1,8 +1,8 @@
 """The dead letters of one partition, in the order in which they died.
 
-Rows are columns in chunks, sorted by (at, id), so that a page or a slice costs what it contains, however many dead
-letters there are, and a million of them are only a thousand objects to the garbage collector. A chunk never changes: a
-change replaces it. So a snapshot keeps references, and no reader needs a copy.
+Rows are columns in chunks, sorted by (at, id). So the cost of a page or a slice depends only on its content, and a
+million dead letters are only a thousand objects to the garbage collector. A chunk never changes: a change replaces it.
+So a snapshot keeps references, and no reader needs a copy.
 
 `_died` returns when a letter died, and with that its place in the order. It is split into small dictionaries, because
 growing one of a million entries takes 26 ms in one step.
@@ -24,7 +24,7 @@ from heapline.core.record import attempts_of
 
 CHUNK_ROWS: Final = 1024
 DICTIONARIES: Final = 64
-PIECE_ROWS: Final = 64  # rows that a reader gets at once from a chunk
+PIECE_ROWS: Final = 64  # rows that a reader gets per read from a chunk
 Place = tuple[int, int]  # (at, id): the order of dead letters
 Letter = tuple[int, int, int]  # (at, id, position)
 BEFORE_ALL: Place = (-1, -1)

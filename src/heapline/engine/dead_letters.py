@@ -93,7 +93,7 @@ async def _matching(runner: TopicRunner, letters: list[Letter], where: DlqFilter
 
 
 async def _described(runner: TopicRunner, letters: list[Letter]) -> list[MessageInfo | None]:
-    """Return the information about each letter, or None for those that are not dead letters any more."""
+    """Return the information about each letter, or None for those that are no longer dead letters."""
     records = await load_records(runner, _positions(letters))
 
     def describe(now: Now) -> list[MessageInfo | None]:

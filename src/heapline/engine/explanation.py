@@ -146,7 +146,7 @@ def _elsewhere(partition: Partition, id: int, found: Found, now: Now) -> str:
 
 def _removed(info: MessageInfo, now: Now) -> str:
     ago = "" if info.ended_at is None else f" {span(now.steady - round(info.ended_at.timestamp() * 1000))} ago"
-    return f"Not in the queue any more: {info.state}{ago}{_because(info.reason)}."
+    return f"No longer in the queue: {info.state}{ago}{_because(info.reason)}."
 
 
 def _because(reason: str | None) -> str:
@@ -161,7 +161,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _holds(runner: TopicRunner, now: Now) -> Iterator[DeliveryHold]:
-    """Yield why fewer messages are handed out than are ready. The selection of this turn has been made."""
+    """Yield reasons why fewer messages are delivered than are ready. The selection of this turn has been made."""
     topic, delivery, config = runner.loaded.topic, runner.loaded.delivery, runner.loaded.topic.config
     ready = topic.ready
     if not ready:

@@ -110,7 +110,7 @@ class _Ends:
             except RuntimeError:
                 if not self._loop.is_closed():
                     raise
-                # Nothing waits for an answer any more.
+                # Nothing waits for an answer.
 
     def _report(self) -> None:
         self._is_waking = False  # before reading: a write that ends from now on wakes the loop again

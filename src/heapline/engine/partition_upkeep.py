@@ -78,7 +78,7 @@ class PartitionUpkeep:
             while self._behind and left > 0:
                 left -= LOOK_ROWS + self._maintain(next(iter(self._behind)), now, left)
         except Exception as error:  # a bug: the in-memory state can no longer be trusted
-            log.exception("the upkeep of a partition failed", topic=runner.name)
+            log.exception("maintenance of a partition failed; topic will be reloaded", topic=runner.name)
             runner.poison(error)
             return
         if not self._behind:

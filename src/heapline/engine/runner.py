@@ -261,7 +261,7 @@ class TopicRunner:
         try:
             decide(self.steady.now())
         except Exception as error:
-            log.exception("what was decided cannot be carried out", topic=self.name)
+            log.exception("decision cannot be applied; topic will be reloaded", topic=self.name)
             self.poison(error)
             refuse(future, TopicReloading(self.name, repr(error)))
         else:

@@ -1,7 +1,7 @@
 """The segments of a journal as files: how large they are, when each was closed, and where each partition starts.
 
 A `Survey` is what retention decides by. Blocking: use `Surveyor` in I/O threads. The results for a complete segment are
-cached, because it does not change any more.
+cached, because it no longer changes.
 """
 
 from __future__ import annotations

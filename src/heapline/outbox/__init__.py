@@ -1,7 +1,7 @@
 """The outbox: a message is enqueued if and only if the database transaction that wrote it commits, and then once.
 
-Your transaction writes the message into a table of your database; a relay, in a process of its own, brings what was
-committed to the broker. With SQLAlchemy (`pip install 'heapline[outbox]'`):
+Your transaction writes the message into a table of your database; a relay, in a separate process, enqueues what was
+committed. With SQLAlchemy (`pip install 'heapline[outbox]'`):
 
     from heapline import outbox
 
@@ -36,8 +36,8 @@ __all__ = ["OutboxRelay", "create_tables", "enqueue", "enqueue_call", "metadata"
 def enqueue(session: Any, topic: str, payload: bytes, **options: Unpack[RowOptions]) -> Any:
     """Write a message in the transaction of a SQLAlchemy session or connection; await it if that is async.
 
-    A `delay` counts from now, a `ttl` from when the relay brings it. What no topic would take is refused here; what
-    only this topic refuses is found by the relay, which keeps the row and says so.
+    A `delay` counts from now, a `ttl` from when the relay enqueues it. A message that no topic would accept is refused
+    here; if only this topic refuses it, the relay keeps the row with the reason.
     """
     from heapline.outbox import sql
 

@@ -1,7 +1,7 @@
 """The outbox on SQLAlchemy: its two tables, the insert, and the relay's store. Sync and async engines alike.
 
 The store's work is written once, as functions of a plain connection: an async engine runs them with `run_sync`, a sync
-one in a thread. Every turn begins by renewing its lane, which takes SQLite's write lock before anything is looked at;
+one in a thread. Every turn begins by renewing its lane, which takes SQLite's write lock before anything is read;
 elsewhere rows are taken with SKIP LOCKED, so that relays do not wait for each other.
 """
 
@@ -90,7 +90,7 @@ _ROW = [OUTBOX.c[name] for name in ("id", "epoch", "seq", *MESSAGE_COLUMNS)]
 
 
 def insert(session: Any, row: dict[str, Any]) -> Any:
-    """Write a row in the caller's transaction: the new id, or what is to be awaited for it."""
+    """Write a row in the caller's transaction. Return the new id, or an awaitable of it."""
     if not hasattr(session, "execute"):
         raise BadRequest(f"the outbox writes through a SQLAlchemy session or connection, not {type(session).__name__}")
     done = session.execute(insert_into(OUTBOX).values(row))
@@ -102,7 +102,7 @@ async def _id_later(done: Awaitable[Any]) -> Any:
 
 
 class SqlStore:
-    """On a URL, an Engine or an AsyncEngine. Only an engine made here is disposed of here."""
+    """The relay's store on a URL, an Engine or an AsyncEngine. It disposes only of an engine that it created."""
 
     def __init__(self, database: Any) -> None:
         self._owns = isinstance(database, str) or not (hasattr(database, "connect") and hasattr(database, "begin"))
@@ -191,7 +191,7 @@ def _owned(lane: str, epoch: int) -> ColumnElement[bool]:
 
 
 def counts(connection: Connection) -> list[tuple[str, int]]:
-    """How many rows are in which state."""
+    """Return how many rows are in which state."""
     state = case(
         (OUTBOX.c.failed_ms.is_not(None), "refused"), (OUTBOX.c.lane.is_not(None), "under way"), else_="waiting"
     )

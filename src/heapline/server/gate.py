@@ -1,6 +1,6 @@
-"""The gate that every request passes, on whichever interface it arrives. It reads a call's facts and knows no call.
+"""The gate that every request passes, on every interface. It uses the facts of calls and names no single call.
 
-An interface opens a `Request` and enters it: a stopping server rejects it, and the guard says who calls. Then the
+An interface opens a `Request` and enters it: a stopping server rejects it, and the guard authenticates it. Then the
 interface reads the command, which it does not do for an unauthenticated client, and hands it to the dispatcher.
 The dispatcher has it admitted here: rights, payload size, limits, confirmation. Observers (metrics, traces, the
 audit log) see each request begin, be admitted, and end.

@@ -77,7 +77,7 @@ class Counter:
 
     def give_back(self, name: str) -> None:
         left = self.held.get(name, 0) - 1
-        assert left >= 0, "more given back than taken"
+        assert left >= 0, "more returned than taken"
         if left:
             self.held[name] = left
         else:

@@ -46,7 +46,7 @@ Messages = Sequence[WriterCommitMessage | None]
 
 @dataclass(frozen=True)
 class Changed:
-    """How many of the messages that a task named were changed, were gone, or were leased."""
+    """Counts of the messages that a task named: changed, missing or leased."""
 
     changed: int = 0
     gone: int = 0

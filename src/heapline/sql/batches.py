@@ -1,4 +1,4 @@
-"""Batches over several topics: the calls, decisions, and what is done about batches that were left undecided.
+"""Batches over several topics: the calls, decisions, and cleanup of batches that were left undecided.
 
 A batch is committed when its decision is a row in the first shard. Parts in the first shard are attached in that very
 transaction, so with one shard a commit is atomic. Other shards follow, each in one transaction, before the commit is

@@ -101,7 +101,7 @@ class SqlBroker(Broker):
         await self.node.close()
 
     async def fire_schedules(self) -> None:
-        """Fire everything that is due by now; for clocks that are moved by hand."""
+        """Fire everything that is due by now; for clocks that tests advance."""
         await self._scheduler.fire_due()
 
 

@@ -1,7 +1,7 @@
 """Enqueues that are acknowledged before Postgres has them: by the node's write-ahead log, or by Redis.
 
 Accepted here are enqueues without idempotency keys or sequences, on topics whose order is not strict (k > 1) and whose
-backlog is not limited: the database has to decide about the others. Neither does an enqueue ask the database: each
+backlog is not limited: the database must decide about the others. An enqueue does not query the database either: each
 topic's settings, the time and the lease of the node id are read once per `fresh` seconds, so a change that another node
 makes is noticed after that time at most.
 
@@ -51,7 +51,7 @@ class View(NamedTuple):
 
 
 class BatchFlusher(Protocol):
-    """Where batches are kept until they are in Postgres, and what moves them there: flusher.py, redis_buffer.py."""
+    """Keeps batches until they are in Postgres, and moves them there: flusher.py, redis_buffer.py."""
 
     def accepts(self) -> bool:
         """Whether enqueues go here now. False: to Postgres. Raise UnavailableError if they are refused."""
@@ -81,7 +81,7 @@ class BatchFlusher(Protocol):
 
     @property
     def lag_ms(self) -> int:
-        """For how many milliseconds the oldest of these units has waited, at most; 0 if there is none."""
+        """Return an upper bound of the milliseconds that the oldest of these units has waited; 0 if there is none."""
 
     @property
     def is_slow(self) -> bool:

@@ -1,6 +1,6 @@
 """Whether a shard answers. While it does not, calls fail immediately, and one task here tries to reach it.
 
-A broken connection, or one that cannot be opened, shows at once that the shard is down. A host that stalls breaks
+A broken connection, or one that cannot be opened, shows immediately that the shard is down. A host that stalls breaks
 nothing: its statements just take long, as a slow statement does. So if calls are in progress and none has been answered
 for QUIET_SECONDS, a new connection is opened to ask. If that is not answered either, the shard is down, and the calls
 that wait for it are cut off.

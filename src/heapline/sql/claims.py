@@ -86,7 +86,7 @@ async def take_entries(turn: Turn, home: Home, call: PopCall) -> bool:
 
 
 async def _grant(turn: Turn, home: Home, call: PopCall, room: int, claim: str, *values: Any) -> None:
-    """Lease messages to a call by a statement, which may need further values."""
+    """Lease messages for a call with a statement, which may need further values."""
     floors = home.shard.floors.of(turn.topic.id, turn.layout.turns)
     rows = await turn.connection.fetch(
         claim,

@@ -46,7 +46,7 @@ class Producer(NamedTuple):
 
 
 class Judgement:
-    """What is known of each row of a call: new, a repeat of a stored message or of another row, or refused."""
+    """The verdict on each row of a call: new, a repeat of a stored message or of another row, or refused."""
 
     def __init__(self, rows: Sequence[NewRow], topic_ulid: Any) -> None:
         count = len(rows)
@@ -103,7 +103,7 @@ class Judgement:
 
 
 class Memory:
-    """What the database remembers of the identities of one call."""
+    """The stored state of the identities of one call."""
 
     def __init__(self, turn: Turn, rows: Sequence[NewRow], identity: Identity | None) -> None:
         self._turn, self._rows, self._identity = turn, rows, identity

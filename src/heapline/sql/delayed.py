@@ -19,7 +19,7 @@ from heapline.sql.statements import statement
 
 LEVELS, RATIO, BASE_MS = 9, 4, 60_000
 FOREVER = 1 << 62
-SHARE = 20  # a check of all slots may take one part in so many of the time
+SHARE = 20  # a check of all slots may take 1/this of the time
 
 
 def past_slots(now: int) -> list[int]:
@@ -59,7 +59,7 @@ class FiredUpTo:
 
 
 class Fired(NamedTuple):
-    """What a transaction took out of the slots."""
+    """Messages that a transaction took out of the slots."""
 
     rows: int
     ready: set[int]  # topics that have new ready messages

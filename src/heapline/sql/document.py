@@ -49,7 +49,9 @@ class Document:
         self._lock_key = lock_key(f"heapline document {shard.schema} {name}")
         self.content: bytes | None = None
         self._version = 0
-        self._clock = SystemClock()  # boot time: it goes on while the machine sleeps, and keys may be revoked meanwhile
+        self._clock = (
+            SystemClock()
+        )  # boot time: it continues while the machine sleeps, and keys may be revoked meanwhile
         self._read_at = self._clock.boot_ms()
         self._connection: asyncpg.Connection | None = None  # of its own: a busy pool must not make the content old
         self._reading = asyncio.Lock()

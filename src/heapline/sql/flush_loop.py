@@ -21,7 +21,7 @@ class FlushLoop:
         shard: int,
         poll: float,  # seconds between flushes, if nothing is known to wait
         flush: Callable[[], Awaitable[bool]],  # returns whether everything was flushed
-        failed: Callable[[HeaplineError], None],  # tells the calls that wait for a flush
+        failed: Callable[[HeaplineError], None],  # notifies the calls that wait for a flush
     ) -> None:
         self._shard, self._poll, self._flush, self._failed = shard, poll, flush, failed
         self._work = asyncio.Event()

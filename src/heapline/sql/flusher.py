@@ -37,7 +37,7 @@ REOPEN_MS = 5000  # between attempts to use a log again that could not be writte
 
 
 class Flushed(NamedTuple):
-    """What a flush did, once it has committed."""
+    """The result of a flush, once it has committed."""
 
     mark: int
     stored: Stored | None  # None: nothing, because the database's mark was another
@@ -93,7 +93,7 @@ class Flusher:
 
     @property
     def lag_ms(self) -> int:
-        """For how many milliseconds the oldest unit has waited for its flush, at most; 0 if there is none."""
+        """Return an upper bound of the milliseconds that the oldest unit has waited; 0 if there is none."""
         return 0 if self._behind_since is None else self._clock.boot_ms() - self._behind_since
 
     def _on_durable(self) -> None:

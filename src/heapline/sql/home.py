@@ -1,4 +1,4 @@
-"""A topic as the handlers see it: its name, its shard, and whom to tell about changes."""
+"""A topic as the handlers see it: its name, its shard, and the timekeeper to notify of changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from heapline.sql.timekeeper import Timekeeper
 
 
 class Home:
-    """Where a topic is. It may not exist there."""
+    """The location of a topic, which may not exist there."""
 
     def __init__(
         self, shard: Shard, name: Name, counters: Counters, timekeeper: Timekeeper, buffer: WriteBuffer | None = None

@@ -1,4 +1,4 @@
-"""Where messages are stored: rings of slots, and the SQL that moves rows between them.
+"""The storage of messages: rings of slots, and the SQL that moves rows between them.
 
 `ready`, `lease` and `ended` are rings of tables, the slots. New rows go to a ring's open slot; all slots are read.
 

@@ -42,7 +42,7 @@ class Wanted(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """What a claim of several keys found."""
+    """The result of claiming several keys."""
 
     repeats: list[int | None]  # for each message: the id of one in another topic that it repeats
     claimed_at: dict[str, int]  # by topic, by the clock of its database, ms

@@ -1,4 +1,4 @@
-"""What the handlers of one node share: its shards, counters and waiting pops."""
+"""State that the handlers of one node share: its shards, counters and waiting pops."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Node:
         await asyncio.gather(*(shard.close() for shard in self.shards))
 
     async def tick(self) -> None:
-        """Do everything that is due by now; for clocks that are moved by hand."""
+        """Do everything that is due by now; for clocks that tests advance."""
         for buffer in filter(None, self.buffers):
             await buffer.flusher.flush_all()
             buffer.forget()

@@ -51,7 +51,7 @@ class NodeId:
             await self.lease(connection)
 
     async def release(self, connection: asyncpg.Connection) -> None:
-        """Give the number back. The highest id is stored, so the next owner continues above it at once."""
+        """Release the number. The highest id is stored, so the next owner can continue above it immediately."""
         await connection.execute(statement("release_node"), self.number, self.owner, self._maker.last)
 
     def give_up(self) -> None:

@@ -1,9 +1,9 @@
-"""The pops of one topic on this node. They are served in the order in which they came, together in one transaction.
+"""The pops of one topic on this node. They are served in order of arrival, together in one transaction.
 
 While there is a ready queue (ready_queue.py), calls take its messages first, in transactions that run beside each other
 and beside those of other nodes. Calls that get none lease from the database, alone on the topic. A pop that finds
-nothing waits here, in its place, until a wakeup, the next poll, or the end of its time. The leases of a pop whose
-caller has gone are released at once.
+nothing keeps its place and waits for a wakeup, the next poll, or its deadline. The leases of a pop whose caller was
+cancelled are released immediately.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ class PopQueue:
                 self._woken.set()
 
     def close(self, error: HeaplineError) -> None:
-        """Refuse all calls. A turn in progress ends by itself, and releases what it has leased."""
+        """Refuse all calls. A turn in progress completes, and releases what it has leased."""
         for call in self._calls:
             if not call.future.done():
                 call.future.set_exception(error)
         self._woken.set()
 
     def _stop_waiting(self, call: PopCall) -> None:
-        """Answer a call at its next turn, which comes now."""
+        """Answer a call in its next turn, which is scheduled now."""
         call.waits = False
         self._woken.set()
 

@@ -196,7 +196,7 @@ def _repeats(rows: Iterable[Any], order: dict[str, int], identity: Callable[[Any
 
 
 class Attached(NamedTuple):
-    """What became visible: the topics, and when time alone changes something about their messages."""
+    """The topics in which messages became visible, and when time alone changes something about these messages."""
 
     topics: set[str]
     deadline: int | None

@@ -125,7 +125,7 @@ class Redis:
             raise RedisDown(str(error)) from error
 
     async def settings(self) -> dict[str, str]:
-        """Return what the server does with data; nothing if this user may not ask."""
+        """Return the server's persistence settings; nothing if this user may not read them."""
 
         async def read(client: Any) -> dict[str, str]:
             try:

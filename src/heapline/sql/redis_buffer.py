@@ -90,7 +90,7 @@ class Slice(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What a flush did, once it has committed."""
+    """The result of a flush, once it has committed."""
 
     slice: Slice
     new: int  # units that were not stored before
@@ -163,7 +163,7 @@ class RedisFlusher:
 
     @property
     def lag_ms(self) -> int:
-        """For how many milliseconds the oldest unit has waited, as far as this node knows; 0 if there is none."""
+        """Return how many milliseconds the oldest unit has waited, as far as this node knows; 0 if there is none."""
         return 0 if self._behind_since is None else self._clock.boot_ms() - self._behind_since
 
     @property

@@ -1,4 +1,4 @@
-"""Carry out what was decided about leases: move their messages, in the transaction that holds their rows."""
+"""Apply decisions about leases: move their messages, in the transaction that holds their rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One shard: connections to its database, transactions on a topic, and errors in the contract's words."""
+"""One shard: connections to its database, transactions on a topic, and the contract's errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What time brings about on one shard: leases end, delayed messages become ready, messages expire.
+"""Changes that time causes on one shard: leases end, delayed messages become ready, messages expire.
 
 Every node does it for every shard it uses, in slices that skip rows which another node is handling. A node sleeps until
 the next deadline that it knows, at most for the poll interval, so deadlines set by other nodes are met too.
@@ -41,7 +41,7 @@ _draw = np.random.default_rng().random
 
 
 class Change(NamedTuple):
-    """What a transaction did to a topic."""
+    """The changes of a transaction to a topic."""
 
     timeouts: int = 0
     dead: int = 0
@@ -50,7 +50,7 @@ class Change(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What a transaction did. It is counted once the transaction has committed."""
+    """The changes of a transaction. They are counted once it has committed."""
 
     rows: int
     changes: list[tuple[Topic, Change]]
@@ -228,7 +228,7 @@ class Timekeeper:
         rows = await connection.fetch(statement("topics_by_id"), wanted)
         return {row["id"]: topic_of(Name(row["namespace"], row["name"]), row, now) for row in rows}
 
-    # -- upkeep ----------------------------------------------------------------------------------------------------
+    # -- maintenance -----------------------------------------------------------------------------------------------
 
     async def _renew(self) -> None:
         async with self._shard.connection() as connection:

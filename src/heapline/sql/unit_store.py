@@ -29,7 +29,7 @@ READY_COLUMNS = ("slot", *COLUMNS.split(", "))
 
 
 class Stored(NamedTuple):
-    """What was stored, once the transaction has committed."""
+    """The stored messages, once the transaction has committed."""
 
     topics: list[Topic]
     deadline: int | None  # when time alone changes something about the messages

@@ -274,7 +274,7 @@ class Wal:
         first = read_header(self._disk, self._path, list_segments(self._disk, self._path)[0])
         if first is not None and first.first_unit > flushed + 1:
             log.error(
-                "the database has lost flushed messages that the log has no more",
+                "the database has lost flushed messages that the log no longer has",
                 path=self._path,
                 units=first.first_unit - flushed - 1,
             )

@@ -227,7 +227,7 @@ def rows_of(columns: Columns) -> list[Any]:
 
 
 def _outgoing(row: Outgoing) -> Outgoing:
-    """Replace the numbers of the columns by what they stand for."""
+    """Replace the numbers of the columns by their values."""
     at: Any = row.deliver_at
     scope: Any = row.idempotency_scope
     return replace(

@@ -18,7 +18,7 @@ TOPICS_MAX = 10_000  # that are remembered
 
 
 class CompressionSettings:
-    """What is known of the setting. `now` is in seconds of any clock that only increases."""
+    """The known state of the setting. `now` is in seconds of any clock that only increases."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[bool, float]] = {}  # whether it is compressed, and until when that is valid

@@ -251,7 +251,7 @@ class ClientConnection(FrameProtocol):
         await asyncio.shield(self._auth)
 
     def _cancel(self, call: _Call) -> None:
-        """Cancel a call. Its answer, which arrives all the same if it was sent, is dropped."""
+        """Cancel a call. If it was sent, its answer still arrives and is dropped."""
         if not call.number:
             self._queued.pop(call, None)
             self._queued_waiting.pop(call, None)
@@ -290,7 +290,7 @@ class ClientConnection(FrameProtocol):
     # -- feeds -----------------------------------------------------------------------------------------------------
 
     async def feed(self, command: Any, headers: Headers | None = None) -> AsyncIterator[Any]:
-        """Items of a feed, as they are asked for."""
+        """Yield the items of a feed as they are requested."""
         kind: Any = type(command)
         self._check_usable()
         number = self._frames.send_request(kind.facts.id, codec.encode(command), headers)
@@ -416,7 +416,7 @@ class ClientConnection(FrameProtocol):
             queue.clear()
 
     def abort(self) -> None:
-        """Close at once, without an error for anyone."""
+        """Close immediately, without raising an error in callers."""
         if self._transport is not None:
             self._transport.abort()
         elif not self._lost.done():

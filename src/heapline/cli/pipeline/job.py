@@ -1,4 +1,4 @@
-"""What the commands of `heapline pipeline` share: `spark_job`, checks before Spark starts, and Spark's errors.
+"""Shared code of the `heapline pipeline` commands: `spark_job`, checks before Spark starts, and Spark's errors.
 
 heapline.spark.jobs contains the jobs, as functions that take a session. `spark_job` turns a function that takes a
 session and the options of a read into a command: it adds the options of a connection, --path and --master, checks that

@@ -55,7 +55,7 @@ def archive(
     every: Annotated[float, "Seconds between two commits, with --follow.", Value("SECONDS")] = 10.0,
     group: Annotated[str | None, "Consumer group that holds the journal on a server.", Value("NAME")] = None,
     no_group: Annotated[bool, "Do not hold the journal: rows that are reclaimed meanwhile are lost."] = False,
-    accept_loss: Annotated[bool, "Continue after rows that no journal has any more."] = False,
+    accept_loss: Annotated[bool, "Continue after rows that the journal no longer has."] = False,
     metrics_port: Annotated[
         int | None, "Serve progress to Prometheus on this port.", Meta(ge=0, le=65535), Value("PORT")
     ] = None,
@@ -100,7 +100,7 @@ def archive(
 
 
 def _interrupted() -> Any:
-    """Return a function that tells whether Ctrl-C was pressed. A run then ends between two rounds."""
+    """Return a function that returns whether Ctrl-C was pressed. A run then ends between two rounds."""
     is_interrupted = False
 
     def interrupt(number: int, frame: Any) -> None:

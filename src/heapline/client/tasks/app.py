@@ -188,7 +188,9 @@ class App:
         there = {canonical_topic(info.name) for info in listed}
         for topic in topics:
             if canonical_topic(topic) not in there:
-                with suppress(PermissionDenied):  # it may exist and not be listed for this caller; the first pop tells
+                with suppress(
+                    PermissionDenied
+                ):  # it may exist but not be listed for this caller; the first pop shows it
                     await self.make_or_raise(broker, topic)
         return listed
 

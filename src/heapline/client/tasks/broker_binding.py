@@ -1,8 +1,8 @@
 """Bind an app to its broker, and the broker to an event loop.
 
 A server has one client per event loop, a directory is opened once per process, and a broker that was given is used as
-it is. Code without an event loop uses one in a thread of the app's own, which ends with the process: whatever was
-acknowledged is durable. After a fork, nothing of the parent's is touched.
+it is. Code without an event loop uses one in the app's own thread, which ends with the process, because everything
+acknowledged is durable. After a fork, the child does not use the parent's connections.
 """
 
 from __future__ import annotations

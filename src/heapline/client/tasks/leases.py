@@ -31,7 +31,7 @@ class Lease:
         self.is_lost = False
         self.on_lost: Callable[[], None] | None = None
         self._until = until  # on the loop's clock, of the lease as it was granted
-        self.asked_until = until  # it ends no later than was asked for, however the broker's clock jumps
+        self.asked_until = until  # it ends no later than requested, even if the broker's clock jumps
         self._first_ms = message._deadline_ms
 
     @property

@@ -43,7 +43,7 @@ class BlockingCalls:
         self._open: blocking.BlockingConnection | None = None
 
     def do(self, command: Command[R]) -> R:
-        """Carry out a command."""
+        """Run a command."""
         return self._repeat(lambda: self._connection().call(command, timeout=CALL_SECONDS))
 
     def every(self, command: Command[Page[R]]) -> list[R]:

@@ -117,7 +117,7 @@ class Coalescing:
         return send
 
     def _send_batches(self, topic: str) -> Send:
-        """All of several batches are enqueued, or, if that is refused, each by itself."""
+        """Enqueue several batches together, or, if that is refused, each separately."""
 
         async def send(batch: list[Pending], until: float) -> list[Any]:
             context = Context(deadline=until)

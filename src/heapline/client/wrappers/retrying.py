@@ -144,7 +144,7 @@ class Retrying:
                 command = replace(command, wait=max(0.0, began + wait - loop.time()))
 
     def _nominal(self, seconds: float, wait: float) -> float:
-        """The time that a call had, for its error: the client's deadline if a little of that has passed before."""
+        """Return the time that a call had, for its error: the client's deadline if little of it had passed before."""
         deadline = self._deadline + wait
         return deadline if seconds <= 0 or 0.8 * deadline < seconds < deadline else seconds
 

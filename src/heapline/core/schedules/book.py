@@ -328,7 +328,7 @@ class Book:
 
 
 def schedule_info(standing: Standing, trouble: str | None, now: int) -> ScheduleInfo:
-    """Return the public form: seconds, datetimes and short names. `trouble` is why the last firing was not enqueued."""
+    """Return the public form: seconds, datetimes and short names. `trouble` is why the last firing failed."""
     state, schedule = standing.state, standing.state.schedule
     problem = standing.problem or trouble
     if problem is None and state.done_ms > now + AHEAD_MS:

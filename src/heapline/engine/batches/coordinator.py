@@ -394,7 +394,7 @@ class BatchCoordinator:
                 await self._carry_out(decision)
             problem = self._missing()
             if problem is None and await self._held_anywhere() & {d.batch_id for d in going}:
-                problem = UnavailableError(f"a commit of sink {sink!r} is still being carried out: call again")
+                problem = UnavailableError(f"a commit of sink {sink!r} is still being applied; call again")
             if problem is not None:
                 raise problem
             await self.decisions.forget([d.batch_id for d in going])

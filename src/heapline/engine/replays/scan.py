@@ -104,7 +104,7 @@ class MergedScan:
                 raise
         for p, builder in builders.items():
             self.positions[p] = min(max(self.positions[p], builder.end), self._ends[p])
-        if place is None:  # the log has no rows of these partitions any more
+        if place is None:  # the log no longer has rows of these partitions
             self.positions.update(self._ends)
         pages = {p: builder.page() for p, builder in builders.items() if builder.rows}
         records = {p: builders[p].records() for p in pages}

@@ -27,7 +27,7 @@ class DjangoStore:
         return await asyncio.to_thread(self._transact, work, args)
 
     def _transact(self, work: Callable[..., T], args: tuple[Any, ...]) -> T:
-        """In a thread of the pool, whose connection would otherwise stay open for as long as the thread."""
+        """Run in a thread of the pool, and close its connection, which would otherwise stay open."""
         try:
             with transaction.atomic(using=self._using):
                 return work(*args)

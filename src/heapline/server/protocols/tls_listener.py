@@ -1,4 +1,4 @@
-"""Accepts TLS connections of the native interface, each of which counts from the moment when it is accepted.
+"""Accepts TLS connections of the native interface, each of which counts from the time it is accepted.
 
 The event loop's own TLS server creates a connection's protocol with its address only after the handshake, so handshakes
 that never end would not be counted.

@@ -295,7 +295,7 @@ class FrameWriter:
         return self._small_taken + len(self._small)
 
     def is_queued(self, request: int, place: int) -> bool:
-        """Return whether `take` has not returned all of an answer. `place` is that of the time when it was put."""
+        """Return whether `take` has not returned all of an answer. `place` is its position when it was queued."""
         return place > self._small_taken or request in self._large
 
     def abandon(self, request: int) -> bool | None:

@@ -80,7 +80,7 @@ Number = Annotated[int, Meta(ge=1, le=1 << 31)]
 
 
 class Windows(Struct, frozen=True, kw_only=True):
-    """How much one side accepts. A client announces the last three; the first three are a server's."""
+    """Limits that one side accepts. A client announces the last three; the first three are a server's."""
 
     calls: Number = 1024  # calls in progress, without waiting ones; further ones are refused
     waiting: Number = 4096  # calls in progress of commands that may wait; further ones are refused

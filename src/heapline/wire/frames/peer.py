@@ -1,4 +1,4 @@
-"""What both sides of a connection share: bytes in and out, PING, and the end after a violation."""
+"""The common part of both sides of a connection: bytes in and out, PING, and the end after a violation."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ class Peer:
 
     @property
     def place(self) -> int:
-        """Where the frame that was sent last is queued, for `is_queued`."""
+        """The queue position of the frame that was sent last, for `is_queued`."""
         return self._writer.place
 
     def is_queued(self, request: int, place: int) -> bool:
-        """Return whether `take` has not returned all of an answer. `place` is that of the time when it was sent."""
+        """Return whether `take` has not returned all of an answer. `place` is its position when it was sent."""
         return self._writer.is_queued(request, place)
 
     def note_alive(self) -> None:
