@@ -383,6 +383,49 @@ class Peek(Command[Page[MessageInfo]]):
     max_bytes: MaxBytes = ANSWER_BYTES
 
 
+class MessageScan(Struct, frozen=True, omit_defaults=True):
+    """Messages in the order of their ids, all as of one time."""
+
+    items: list[MessageInfo]
+    at_ms: int  # by the broker's clock
+    incarnation: int  # of the topic
+    next_id: int | None = None  # where to continue; absent if the range is finished
+
+
+@call(id=0x18, rpc="ScanMessages", http="GET /v1/messages", needs=Right.CONSUME, feature="scan")
+class ScanMessages(Command[MessageScan]):
+    """Return messages with ids from `first_id` to before `end_id`: ready, delayed and leased ones, or dead ones.
+
+    An answer has at most `limit` of them and about `max_bytes`. To read all, call again with `first_id=next_id`: each
+    message that is there throughout is returned once, as it is at the time of its answer.
+    """
+
+    topic: Topic
+    dead: bool = False
+    first_id: Natural = 0
+    end_id: Natural = INT64_MAX
+    payloads: bool = True
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
+    max_bytes: MaxBytes = ANSWER_BYTES
+
+
+class IdRanges(Struct, frozen=True):
+    """Ranges of ids: each from one bound to before the next. Without messages there are no bounds."""
+
+    bounds: list[int]
+    incarnation: int  # of the topic
+
+
+@call(id=0x19, rpc="SplitMessages", http="GET /v1/messages:split", needs=Right.CONSUME, feature="scan")
+class SplitMessages(Command[IdRanges]):
+    """Divide the current messages into ranges of about `rows` messages, at least `parts`, for parallel scans."""
+
+    topic: Topic
+    dead: bool = False
+    rows: Annotated[int, Meta(ge=1, le=INT64_MAX)] = 100_000
+    parts: Annotated[int, Meta(ge=1, le=1000)] = 1
+
+
 @call(id=0x15, rpc="Cancel", http="POST /v1/cancel", needs=Right.PRODUCE)
 class Cancel(Command[None]):
     """Remove a message that waits."""

@@ -295,6 +295,8 @@ class Methods:
     # -- by id -----------------------------------------------------------------------------------------------------
 
     get = command(messages.GetMessage)
+    scan_messages = command(messages.ScanMessages)
+    split_messages = command(messages.SplitMessages)
 
     @plain
     async def peek(self: Any, topic: str, limit: int = 10) -> list[MessageInfo]:

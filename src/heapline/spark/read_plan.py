@@ -16,11 +16,12 @@ from heapline.contract.errors import BadRequest
 from heapline.contract.message import EPOCH
 from heapline.journal.unit import Unit
 from heapline.logs import Log
+from heapline.spark.event_log import EventLog, no_payloads
 from heapline.spark.offsets import Offsets, Subscription, check_incarnations, pack_offsets, unpack_offsets
 from heapline.spark.options import EARLIEST, LATEST, Positions, ReadOptions
 from heapline.spark.topic_log import DataLost, LogIndex, Ranges, Source, TopicLog, TopicRef, UnitPosition, share_out
 from heapline.spark.views.decoder import Decoder
-from heapline.spark.views.events import EventBatches
+from heapline.spark.views.events import EventBatches, recorded_batches
 from heapline.spark.views.messages import MessageBatches
 
 log_ = Log("heapline.spark")
@@ -40,8 +41,15 @@ class ReadTask:
     hold_from: float  # until this time (as time.time() counts) the planner holds the journal for the task
 
 
+def check_view(log: TopicLog, options: ReadOptions) -> None:
+    """Raise BadRequest for a view that the log does not have."""
+    if options.view == "messages" and not log.ref.has_journal:
+        raise no_payloads(log.ref.topic)
+
+
 def plan(log: TopicLog, ranges: Ranges, options: ReadOptions) -> list[ReadTask]:
     """Return the tasks of one topic. Raises DataLost if requested rows are gone, unless loss is allowed."""
+    check_view(log, options)
     while True:
         starts, ends, index = log.starts(), log.ends(), log.index()
         there = {p: _available(log, p, r, starts[p], ends[p], options.fail_on_loss) for p, r in ranges.items()}
@@ -222,6 +230,10 @@ def read(source: Source, task: ReadTask, options: ReadOptions) -> Iterator[Any]:
     """Yield the Arrow batches of a task."""
     log = source.open(task.topic)
     try:
+        if isinstance(log, EventLog):
+            batches = EventBatches(task.topic, options.columns)
+            yield from recorded_batches(log.frames(task.start.unit, task.end), batches, task.start.unit, task.end)
+            return
         make = MessageBatches if options.view == "messages" else EventBatches
         decoder = Decoder(task.ranges, LogRecords(log), task.tolerant, make(task.topic, options.columns))
         yield from decoder.batches(log.units(task.start, task.end, task.hold_from))
@@ -242,6 +254,8 @@ class StreamPlan:
         self._options = options
         self._subscription = Subscription(source, options.selection, options.fail_on_loss)
         self._subscription.find()
+        for log in self._subscription.logs.values():
+            check_view(log, options)
         self._goal: Offsets | None = None  # the end of the stream, if it has one
         self._batch_at: float | None = None  # when the last micro-batch was returned
         self._find_at = 0.0

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from heapline.client.target import ClientTls
 from heapline.client.transports.blocking_calls import BlockingCalls
 from heapline.contract import log
+from heapline.contract.admin import Describe
 from heapline.contract.errors import BadRequest, HeaplineError, JournalCorrupt, TopicNotFound
 from heapline.contract.topics import ListTopics
 from heapline.core.events import I64
@@ -27,10 +28,12 @@ from heapline.engine.state_rows import STATE, StateRows
 from heapline.journal.index import ENTRY, ENTRY_EVERY_BYTES
 from heapline.journal.records import Records
 from heapline.journal.unit import BadUnit, Unit, crc_seed, decode, parse_header
+from heapline.spark.event_log import EventLog
 from heapline.spark.topic_log import (
     DataLost,
     JournalHold,
     LogIndex,
+    TopicLog,
     TopicRef,
     UnitPosition,
     lost_after_planning,
@@ -56,9 +59,15 @@ class RemoteSource:
     def topics(self) -> list[TopicRef]:
         with contextlib.closing(self._calls()) as calls:
             infos = calls.every(ListTopics())
-        return [TopicRef(i.name, i.incarnation, i.config.partitions, id_suffix=i.id_suffix) for i in infos]
+            has_journal = "log" in calls.do(Describe()).features
+        return [
+            TopicRef(i.name, i.incarnation, i.config.partitions, id_suffix=i.id_suffix, has_journal=has_journal)
+            for i in infos
+        ]
 
-    def open(self, topic: TopicRef) -> RemoteLog:
+    def open(self, topic: TopicRef) -> TopicLog:
+        if not topic.has_journal:
+            return EventLog(topic, self._calls())
         return RemoteLog(topic, self._calls(), min(self.lease_seconds, HOLD_SECONDS_MAX))
 
 

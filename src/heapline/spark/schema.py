@@ -98,7 +98,9 @@ _RECORD = {column.name: column for column in MESSAGES}
 _NOW = "the priority at that time, which may have changed since enqueue"
 _AS_OF = (
     Column("as_of", "timestamp", False, "the time that all rows of a topic describe, by the broker's clock"),
-    Column("as_of_offset", "bigint", False, "that time in the partition's log: exactly the events below this offset"),
+    Column(
+        "as_of_offset", "bigint", False, "that time in the partition's log: exactly the events below it; -1: unknown"
+    ),
 )
 _ATTEMPTS = "the number of deliveries so far; released deliveries do not count"
 
@@ -118,7 +120,7 @@ BACKLOG = (
     *_AS_OF,
 )
 
-DLQ = (
+DEAD_LETTERS = (
     *_FIRST,
     Column("priority", "bigint", False, _NOW),
     Column("attempts", "int", False, _ATTEMPTS),
@@ -128,7 +130,7 @@ DLQ = (
     *_AS_OF,
 )
 
-VIEWS: dict[str, tuple[Column, ...]] = {"messages": MESSAGES, "events": EVENTS, "backlog": BACKLOG, "dlq": DLQ}
+VIEWS: dict[str, tuple[Column, ...]] = {"messages": MESSAGES, "events": EVENTS, "backlog": BACKLOG, "dlq": DEAD_LETTERS}
 CONSUMED = (
     *(_RECORD[name] for name in ("key", "value", "topic", "partition")),
     Column(HEADERS, PAIRS, True, "the headers; null if there are none"),
@@ -137,7 +139,8 @@ CONSUMED = (
     *(_RECORD[name] for name in ("enqueued_at", "fairness_key")),
     Column("attempts", "int", False, "the number of this delivery, from 1"),
 )
-STATE_VIEWS = ("backlog", "dlq")  # views of one point in time, not of a range of the log
+DLQ = "dlq"
+STATE_VIEWS = ("backlog", DLQ)  # views of one point in time, not of a range of the log
 
 
 def columns_of(view: str, wanted: tuple[str, ...] | None = None, headers: bool = False) -> tuple[Column, ...]:
@@ -191,7 +194,8 @@ _TEXT = {
     "events": "All events, one row for each offset of the log, without gaps. Lease tokens and payloads are omitted.",
     "backlog": "Ready, delayed and leased messages at the time when the read was planned. Batch only. Every action on "
     "the same DataFrame shows that time, whatever happens to the queue meanwhile; load it again for a newer state. "
-    "Messages that are prepared and not committed are not included.",
+    "Messages that are prepared and not committed are not included. On the Postgres broker rows have their own times "
+    "(docs/sql.md).",
     "heapline.spark.consume": "Not a view: the messages that `consume` leases, as its function receives them.",
     "dlq": "The dead letters of the work queue at the time of planning. Dead letters of groups are not included.",
 }

@@ -33,12 +33,13 @@ from heapline.spark.read_plan import Pushdown, ReadTask, StreamPlan, plan_batch,
 from heapline.spark.schema import STATE_VIEWS, spark_ddl
 from heapline.spark.sink import stream_writer_of, writer_of
 from heapline.spark.target import client_of, resolve, source_of
+from heapline.spark.views.scan import ScanTask, read_scan
 from heapline.spark.views.state import StateTask, plan_state, read_state
 from heapline.spark.write_options import WriteOptions, parse_write, spark_columns
 
 
 class TaskPartition(InputPartition):
-    def __init__(self, task: ReadTask | StateTask) -> None:
+    def __init__(self, task: ReadTask | StateTask | ScanTask) -> None:
         self.task = task
 
 
@@ -84,6 +85,8 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, TaskPartition):
             return iter(())  # if there are no partitions, Spark reads one empty partition
+        if isinstance(partition.task, ScanTask):
+            return read_scan(partition.task, self._options)
         if isinstance(partition.task, StateTask):
             return read_state(source_of(self._options), partition.task, self._options)
         return read(source_of(self._options), partition.task, self._options)

@@ -48,6 +48,7 @@ class TopicRef(NamedTuple):
     partitions: int
     folder: str = ""  # of its journal, if that is read from a directory
     id_suffix: int = 0  # the low bits of its messages' ULIDs; 0 if its catalog is missing
+    has_journal: bool = True  # False: its broker pages through messages and records events (event_log.py)
 
 
 class UnitPosition(NamedTuple):

@@ -21,6 +21,7 @@ from heapline.sql import (
     messages,
     namespace_keys,
     rates,
+    scan,
     schedules,
     stats,
     topics,
@@ -33,7 +34,7 @@ from heapline.sql.migrations import all_migrations
 from heapline.sql.node import Node
 
 R = TypeVar("R")
-HANDLER_MODULES = (batches, dead_letters, enqueue, leases, messages, schedules, stats, topics)
+HANDLER_MODULES = (batches, dead_letters, enqueue, leases, messages, scan, schedules, stats, topics)
 
 
 class SqlBroker(Broker):

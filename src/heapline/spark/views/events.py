@@ -6,6 +6,7 @@ of events to columns. All other fields go into `details`, except lease tokens, w
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from heapline.contract.message import LogEvent, LogFrame
 from heapline.core.events import KIND_NAMES, AnyEvent, BatchPrepared, Enqueued, Event, Expired, Leased, Moved
 from heapline.core.record import DEFAULT_RETRIES, FLAG_WALL
 from heapline.journal.unit import Unit
@@ -152,6 +154,21 @@ class EventBatches:
                 self._set("at", rows["enqueued_at"], count, first)
             first += count
 
+    def add_recorded(self, frame: LogFrame, event: LogEvent, low: int, high: int) -> None:
+        """Add rows [low, high) of an event that a broker without a journal has recorded."""
+        count = high - low
+        for field, value in event.columns.items():
+            column = _RECORDED.get(field, _FIELDS.get(field, field))
+            if not isinstance(value, np.ndarray):
+                self._set(column, value, count)
+                continue
+            part = value[low:high]
+            none = _NONE_AS.get(field)
+            self._set(column, part if none is None else (part, part != none), count)
+        self._facts.append((frame.partition, event.offset + low, frame.time_ms, frame.wall_ms, frame.unit, count))
+        self._kinds.append(event.kind)
+        self.count += count
+
     def take(self) -> Any:
         """Return a batch of everything that was added since the last one."""
         *columns, counts = (np.array(column) for column in zip(*self._facts, strict=True))
@@ -208,6 +225,24 @@ class EventBatches:
 
 
 _ARROW = arrow_types()
+
+
+#: Columns of recorded events that have other names than the view's, and the numbers that stand for null in some.
+_RECORDED = {"payload_len": "payload_bytes", "expires": "expires_at"}
+_NONE_AS = {"due": 0, "dues": 0, "expires": 0, "max_retries": -1}
+
+
+def recorded_batches(frames: Iterable[LogFrame], into: EventBatches, start: int, end: int) -> Iterator[Any]:
+    """Yield the batches of the events in [start, end)."""
+    for frame in frames:
+        for event in frame.events:
+            low, high = max(start - event.offset, 0), min(end - event.offset, event.row_count)
+            if low < high:
+                into.add_recorded(frame, event, low, high)
+        if into.is_full:
+            yield into.take()
+    if into.count:
+        yield into.take()
 
 
 def _prepared(event: BatchPrepared, records: list[UnitRecords]) -> dict[str, int]:

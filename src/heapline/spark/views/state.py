@@ -30,9 +30,10 @@ from heapline.journal.records import Records
 from heapline.spark.arrow import I64, chosen, moments, numbers, ulids
 from heapline.spark.offsets import Subscription
 from heapline.spark.options import ReadOptions
-from heapline.spark.schema import Column, arrow_schema
+from heapline.spark.schema import DLQ, Column, arrow_schema
 from heapline.spark.topic_log import DataLost, Source, TopicLog, TopicRef, UnitPosition
 from heapline.spark.views.messages import COLUMNS, Batch, expiry_of
+from heapline.spark.views.scan import ScanTask, plan_scan
 
 STATES: list[str | None] = [""] * 4
 STATES[READY], STATES[DELAYED], STATES[LEASED], STATES[DEAD] = "ready", "delayed", "leased", "dead"
@@ -109,7 +110,6 @@ _COLUMNS = {**COLUMNS, **_FROM_STATE, "priority": _StateBatch._priority, "expire
 
 BATCH_ROWS, BATCH_BYTES = 8192, 8 << 20
 PIECE_ROWS = 1 << 17
-DLQ = "dlq"
 Rows = npt.NDArray[Any]
 
 
@@ -133,13 +133,17 @@ def unpack(packed: bytes) -> Rows:
     return np.ascontiguousarray(columns.T).view(STATE).reshape(-1)
 
 
-def plan_state(source: Source, options: ReadOptions) -> list[StateTask]:
+def plan_state(source: Source, options: ReadOptions) -> list[StateTask | ScanTask]:
     subscription = Subscription(source, options.selection)
-    tasks: list[StateTask] = []
+    tasks: list[StateTask | ScanTask] = []
     try:
         subscription.find()
         subscription.hold_all()
         for topic, log in subscription.logs.items():
+            if not log.ref.has_journal:
+                subscription.only(topic, {0: 0})  # raises if other partitions are selected
+                tasks += plan_scan(log.ref, options)
+                continue
             wanted = set(subscription.only(topic, log.ends()))
             found = _pieces(log, log.state_rows(options.view == DLQ), wanted, options)
             tasks += found
