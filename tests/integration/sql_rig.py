@@ -26,8 +26,13 @@ def fresh_topic() -> str:
     return f"rig-{next(_topics)}"
 
 
+def node(**config: Any) -> Any:
+    """Return a node to be opened with `async with`."""
+    return heapline.sql.open([shared_url()], schema=rig_schema(), **config)
+
+
 async def open_node(disk: Any = None, **config: Any) -> Any:
-    broker = heapline.sql.open([shared_url()], schema=rig_schema(), **config)
+    broker = node(**config)
     if disk is not None:
         broker.node.disk = disk
     return await broker.__aenter__()

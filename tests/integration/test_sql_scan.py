@@ -13,7 +13,7 @@ pytest.importorskip("asyncpg")
 
 import heapline
 from heapline.contract.message import Outgoing
-from tests.integration.sql_rig import fresh_topic, open_node
+from tests.integration.sql_rig import fresh_topic, node
 
 
 async def scan(hl: Any, topic: str, *, dead: bool = False, parts: int = 1, **options: Any) -> list[Any]:
@@ -29,7 +29,7 @@ async def scan(hl: Any, topic: str, *, dead: bool = False, parts: int = 1, **opt
 
 
 async def test_pages_are_bounded_in_rows_and_bytes_and_miss_nothing() -> None:
-    async with await open_node() as hl:
+    async with node() as hl:
         topic = fresh_topic()
         await hl.create_topic(topic)
         assert await scan(hl, topic) == []
@@ -51,7 +51,7 @@ async def test_pages_are_bounded_in_rows_and_bytes_and_miss_nothing() -> None:
 
 async def test_messages_that_move_during_a_scan_are_returned_once() -> None:
     """Half of the messages are leased, returned, buried and replayed all the time; all of them stay in the topic."""
-    async with await open_node() as hl:
+    async with node() as hl:
         topic = fresh_topic()
         await hl.create_topic(topic, backoff=heapline.Backoff(base=0.0), max_retries_default=200)
         await hl.enqueue_batch(topic, [Outgoing(b"%d" % n) for n in range(400)])
@@ -74,7 +74,7 @@ async def test_messages_that_move_during_a_scan_are_returned_once() -> None:
 
 
 async def test_scan_of_dead_letters_returns_only_those() -> None:
-    async with await open_node() as hl:
+    async with node() as hl:
         topic = fresh_topic()
         await hl.create_topic(topic)
         await hl.enqueue_batch(topic, [Outgoing(b"%d" % n) for n in range(10)])

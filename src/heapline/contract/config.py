@@ -31,6 +31,7 @@ SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 1 << 20, 1 << 30
 AGE_MAX = 100 * 366 * 86400.0  # seconds
 #: The features (contract/call.py) that some settings need. A broker without them accepts only the default.
 PARTITIONS, FAIRNESS, LOG = {"feature": "partitions"}, {"feature": "fairness"}, {"feature": "log"}
+EVENTS = {"feature": "events"}
 
 # The types of settings, with their bounds and the feature that they need.
 Nearness = Annotated[int, Meta(ge=1, le=1 << 31)]
@@ -52,6 +53,7 @@ KeyInflight = Annotated[int, Meta(ge=0, le=1 << 31, extra=FAIRNESS)]
 PopRate = Annotated[float, Meta(ge=0.0, le=1e7, extra=FAIRNESS)]
 Streams = Annotated[bool, Meta(extra=LOG)]
 KeptSeconds = Annotated[float, Meta(ge=0.0, le=AGE_MAX, extra=LOG)]
+Retention = Annotated[float, Meta(ge=0.0, le=AGE_MAX, extra=EVENTS)]
 KeptAmount = Annotated[int, Meta(ge=0, le=1 << 60, extra=LOG)]
 SegmentBytes = Annotated[int, Meta(ge=SEGMENT_BYTES_MIN, le=SEGMENT_BYTES_MAX, extra=LOG)]
 Fsync = Annotated[Literal["commit", "interval", "os"], Meta(extra=LOG)]
@@ -113,7 +115,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_retries_default: Retries = 16  # deliveries after the first before a message is dead; 0 to 250
     backoff: BackoffSetting = Backoff()  # waits between retries
     dlq: bool = True  # keep dead messages in the dead-letter queue; False = drop them, recorded
-    retention: KeptSeconds = 0.0  # seconds to keep the journal of removed messages; 0 = until reclaimed
+    retention: Retention = 0.0  # seconds to keep the journal of removed messages; 0 = until reclaimed. In Postgres:
+    # seconds to keep what happened to messages; 0 = record nothing
     retention_bytes: KeptAmount = 0  # bytes of journal above which the oldest part is deleted, whatever its age;
     # with retention = 0 the size alone decides; 0 = no limit
     retention_margin: KeptAmount = 0  # rows to keep below the lowest offset of the groups that hold the journal

@@ -20,14 +20,14 @@ class Offsets(Struct, frozen=True):
     ends: list[int]
 
 
-@log_call(id=0x70, rpc="Offsets", http="GET /v1/offsets")
+@log_call(id=0x70, rpc="Offsets", http="GET /v1/offsets", feature="events")
 class GetOffsets(Command[Offsets]):
     """Return the first and the next offset of each partition."""
 
     topic: Topic
 
 
-@log_call(id=0x71, rpc="ReadLog", http="GET /v1/log")
+@log_call(id=0x71, rpc="ReadLog", http="GET /v1/log", feature="events")
 class ReadLog(Feed[LogFrame]):
     """Read the events of a partition, one durable frame at a time."""
 

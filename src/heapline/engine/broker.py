@@ -48,23 +48,10 @@ HANDLER_MODULES = (
 class EmbeddedBroker(TopicKeeper, Broker):
     """The broker returned by `heapline.open`; use it as an async context manager."""
 
-    features: ClassVar[frozenset[str]] = frozenset(
-        {
-            "queue",
-            "partitions",
-            "log",
-            "groups",
-            "replay",
-            "schedules",
-            "batches",
-            "fairness",
-            "explain",
-            "leases",
-            "series",
-            "history",
-            "search",
-        }
-    )
+    features: ClassVar[frozenset[str]] = frozenset((
+        "queue", "partitions", "events", "log", "groups", "replay", "schedules", "batches", "fairness", "explain", "leases",
+        "series", "history", "search",
+    ))  # fmt: skip
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
         handler = HANDLERS.get(type(command))

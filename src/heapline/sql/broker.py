@@ -17,6 +17,7 @@ from heapline.sql import (
     batches,
     dead_letters,
     enqueue,
+    events,
     leases,
     messages,
     namespace_keys,
@@ -28,13 +29,13 @@ from heapline.sql import (
 )
 from heapline.sql.config import FEATURES, MQUEUE_K, SqlConfig
 from heapline.sql.document import Document
-from heapline.sql.handlers import HANDLERS, handles
+from heapline.sql.handlers import FEEDS, HANDLERS, handles
 from heapline.sql.metrics import Depths, Row, rows_of
 from heapline.sql.migrations import all_migrations
 from heapline.sql.node import Node
 
 R = TypeVar("R")
-HANDLER_MODULES = (batches, dead_letters, enqueue, leases, messages, scan, schedules, stats, topics)
+HANDLER_MODULES = (batches, dead_letters, enqueue, events, leases, messages, scan, schedules, stats, topics)
 
 
 class SqlBroker(Broker):
@@ -57,7 +58,10 @@ class SqlBroker(Broker):
         return handler(self.node, command, context)
 
     def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
-        raise Unsupported(type(feed).__name__, type(feed).facts.feature)
+        handler = FEEDS.get(type(feed))
+        if handler is None:
+            raise Unsupported(type(feed).__name__, type(feed).facts.feature)
+        return handler(self.node, feed, context)
 
     def document(self, name: str) -> Document:
         """Return a document that all nodes share, for `async with`."""

@@ -13,6 +13,7 @@ from heapline.contract.columns import pack
 from heapline.contract.errors import BadRequest, HeaplineError, ResourceExhausted
 from heapline.contract.leases import Leased, LeasedMessages
 from heapline.core.ids import unix_ms_of
+from heapline.sql.events import record
 from heapline.sql.home import Home
 from heapline.sql.layout import Place
 from heapline.sql.ready_queue import depth_of
@@ -87,7 +88,7 @@ async def take_entries(turn: Turn, home: Home, call: PopCall) -> bool:
 
 async def _grant(turn: Turn, home: Home, call: PopCall, room: int, claim: str, *values: Any) -> None:
     """Lease messages for a call with a statement, which may need further values."""
-    floors = home.shard.floors.of(turn.topic.id, turn.layout.turns)
+    floors, visibility = home.shard.floors.of(turn.topic.id, turn.layout.turns), _visibility_ms(call, turn.topic)
     rows = await turn.connection.fetch(
         claim,
         turn.topic.id,
@@ -96,11 +97,16 @@ async def _grant(turn: Turn, home: Home, call: PopCall, room: int, claim: str, *
         call.max_bytes,
         call.holder,
         call.request,
-        _visibility_ms(call, turn.topic),
+        visibility,
         *zip(*floors, strict=True),
         *values,
     )
     call.rows = in_order(rows)
+    if turn.topic.config.retention and rows:
+        deadline, attempts = rows[0]["until"], [row["attempts"] for row in call.rows]
+        at, ids = deadline - visibility, [row["id"] for row in call.rows]
+        columns = {"attempts": attempts, "deadline": deadline, "holder": call.holder}
+        await record(turn.connection, turn.topic.id, turn.topic.config, "leased", at, ids, **columns)
 
 
 def exclusive_names(call: PopCall) -> list[str]:

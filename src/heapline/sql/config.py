@@ -15,7 +15,7 @@ from heapline.contract.config import check_config, check_names
 from heapline.contract.errors import BadRequest
 
 #: The features of the contract that this broker has.
-FEATURES = frozenset({"queue", "schedules", "batches", "scan"})
+FEATURES = frozenset({"queue", "schedules", "batches", "scan", "events"})
 #: `k` of topics that MQueue's API creates: as there, many messages are prefetched.
 MQUEUE_K = 1000
 SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}\Z")

@@ -177,7 +177,7 @@ class _Call:
     async def _insert(self, rows: list[NewRow], ids: list[int]) -> None:
         turn = self._turn
         ready, delayed = place_rows(rows, ids, turn.topic.ordering, turn.now)
-        await insert(turn.connection, turn.layout, turn.topic.id, ready, delayed)
+        await insert(turn.connection, turn.layout, turn.topic.id, ready, delayed, turn.topic.config)
         ends = [end for end in ready.expires if end is not None]
         self.deadline = min(delayed.dues + ends, default=None)
 

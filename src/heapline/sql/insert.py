@@ -10,8 +10,10 @@ from collections.abc import Iterable
 
 import asyncpg
 
+from heapline.contract.config import TopicConfig
 from heapline.contract.errors import UnavailableError
 from heapline.logs import Log
+from heapline.sql.events import record_new
 from heapline.sql.layout import Layout
 from heapline.sql.rows import Stored
 
@@ -22,8 +24,19 @@ class IdConflict(UnavailableError):
     """Other messages have ids of new ones. Clients see UnavailableError."""
 
 
-async def insert(connection: asyncpg.Connection, layout: Layout, topic: int, ready: Stored, delayed: Stored) -> None:
-    """Store new messages of a topic: those that are ready, and those that become ready later."""
+async def insert(
+    connection: asyncpg.Connection,
+    layout: Layout,
+    topic: int,
+    ready: Stored,
+    delayed: Stored,
+    config: TopicConfig | None = None,
+    batch: str | None = None,
+) -> None:
+    """Store new messages of a topic: those that are ready, and those that become ready later.
+
+    With the topic's config, record them as new, or as those of a prepared batch.
+    """
     for name, columns in (("insert_ready", ready), ("insert_delayed", delayed)):
         if columns.ids:
             try:
@@ -32,6 +45,8 @@ async def insert(connection: asyncpg.Connection, layout: Layout, topic: int, rea
                 raise id_conflict(str(error)) from error
             if taken:
                 raise id_conflict(f"ids {[row['id'] for row in taken]} are in use")
+            if config is not None:
+                await record_new(connection, topic, config, layout.now, columns, name == "insert_delayed", batch)
 
 
 async def taken_ids(connection: asyncpg.Connection, layout: Layout, ids: Iterable[int]) -> set[int]:

@@ -94,7 +94,8 @@ async def nack(node: Node, command: leases.Nack, context: Context) -> leases.Set
     def record(outcomes: Outcomes) -> None:
         home.counters.nacked += len(outcomes.ready) + len(outcomes.delayed)
 
-    return await _end(home, command.leases, decide, record, reason=command.reason, cause=command.reason or "nacked")
+    cause = command.reason or "nacked"
+    return await _end(home, command.leases, decide, record, reason=command.reason, cause=cause, kind="nacked")
 
 
 @handles(leases.Release)
@@ -154,6 +155,7 @@ async def _end(
     *,
     reason: str | None = None,
     cause: str = "",
+    kind: str = "released",
     attempts: int = 0,
 ) -> leases.Settled:
     """End leases as `decide` says; return those that were not held."""
@@ -175,6 +177,7 @@ async def _end(
                 outcomes,
                 reason=reason,
                 cause=cause,
+                kind=kind,
                 returned_attempts=attempts,
             )
             ended.append(outcomes)

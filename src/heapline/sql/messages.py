@@ -11,6 +11,7 @@ from heapline.contract.errors import MessageLeased, MessageNotFound, Unavailable
 from heapline.contract.fields import INT64_MIN
 from heapline.contract.message import MessageInfo
 from heapline.core.ids import unix_ms_of
+from heapline.sql.events import record
 from heapline.sql.handlers import handles
 from heapline.sql.home import Home
 from heapline.sql.info import departed, info_of
@@ -79,6 +80,7 @@ async def cancel(node: Node, command: messages.Cancel, context: Context) -> None
             row = await _waiting(turn, id)
             end = turn.layout.to_ended("cancel", source=row["place"])
             if await turn.connection.fetchval(end, turn.topic.id, id, turn.now):
+                await record(turn.connection, turn.topic.id, turn.topic.config, "cancelled", turn.now, [id])
                 return
         raise _restless(turn, id)
 
@@ -110,6 +112,17 @@ async def reschedule(node: Node, command: messages.Reschedule, context: Context)
             row = await _waiting(turn, id)
             plan = plan_of(command, row, turn)
             if await _move(home, turn, id, row["place"], plan):
+                await record(
+                    turn.connection,
+                    turn.topic.id,
+                    turn.topic.config,
+                    "rescheduled",
+                    turn.now,
+                    [id],
+                    priorities=[plan.priority],
+                    dues=[plan.wake or 0],
+                    expires=[plan.expires or 0],
+                )
                 return plan
         raise _restless(turn, id)
 

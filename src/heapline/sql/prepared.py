@@ -20,6 +20,7 @@ import msgspec
 
 from heapline.contract.batches import Share
 from heapline.contract.call import Context
+from heapline.contract.config import TopicConfig
 from heapline.contract.errors import BadRequest, BatchDecided, IdempotencyConflict, ResourceExhausted
 from heapline.contract.message import Enqueued
 from heapline.sql.dedup import Identity, Judgement, Memory, Producer
@@ -29,7 +30,7 @@ from heapline.sql.layout import Layout
 from heapline.sql.namespace_keys import check_claim
 from heapline.sql.node_id import NodeId
 from heapline.sql.rows import BATCH_BYTES_MAX, NOTHING, NewRow, Stored, check_rows, rows_of_batch, values_of
-from heapline.sql.shard import Shard, Turn, lock_key
+from heapline.sql.shard import Shard, Turn, lock_key, read_config
 from heapline.sql.statements import all_blocks, fill, statement
 
 _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
@@ -214,7 +215,8 @@ async def attach(shard: Shard, connection: asyncpg.Connection, batch: str, parts
     deadlines: list[int] = []
     for row in named:
         columns = Stored(*_decode(row["content"]))
-        deadlines += await _insert(connection, layout, row["topic"], columns, leaves)
+        config = read_config(row["config"])[0]
+        deadlines += await _insert(connection, layout, row["topic"], config, columns, leaves, batch)
         if row["producer"] is not None:
             await _commit_sequences(connection, layout, batch, row, leaves)
     if named:
@@ -226,14 +228,20 @@ async def attach(shard: Shard, connection: asyncpg.Connection, batch: str, parts
 
 
 async def _insert(
-    connection: asyncpg.Connection, layout: Layout, topic: int, columns: Stored, leaves: set[int]
+    connection: asyncpg.Connection,
+    layout: Layout,
+    topic: int,
+    config: TopicConfig,
+    columns: Stored,
+    leaves: set[int],
+    batch: str,
 ) -> list[int]:
     """Store messages, and return the times at which something happens to them."""
     now = layout.now
     kept = [i for i, id in enumerate(columns.ids) if id not in leaves]
     ready = [i for i in kept if columns.dues[i] <= now]
     delayed = [i for i in kept if columns.dues[i] > now]
-    await insert(connection, layout, topic, _pick(columns, ready), _pick(columns, delayed))
+    await insert(connection, layout, topic, _pick(columns, ready), _pick(columns, delayed), config, batch)
     ends = [end for i in ready if (end := columns.expires[i]) is not None]
     return [columns.dues[i] for i in delayed] + ends
 

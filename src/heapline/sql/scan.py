@@ -6,6 +6,8 @@ is in the queue throughout a scan is in exactly one answer, whatever happens to 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from heapline.contract import messages
 from heapline.contract.call import Context
 from heapline.sql.handlers import handles
@@ -17,13 +19,26 @@ from heapline.sql.statements import statement
 SAMPLE_ROWS = 10_000  # from which the bounds of ranges are estimated
 
 
+class Blocks(NamedTuple):
+    """The statements for messages of one kind."""
+
+    scan: str
+    first: str
+    last: str
+    sample: str
+
+
+WAITING = Blocks("scan_waiting", "first_waiting", "last_waiting", "sample_waiting")
+DEAD = Blocks("scan_dead", "first_dead", "last_dead", "sample_dead")
+
+
 @handles(messages.ScanMessages)
 async def scan_messages(node: Node, command: messages.ScanMessages, context: Context) -> messages.MessageScan:
     home = node.home(command.topic)
     await home.flush()
     turn = await home.shard.read_topic(home.name)
     columns = COLUMNS if command.payloads else COLUMNS.replace("payload", "NULL::bytea AS payload")
-    scan = statement("scan_dead" if command.dead else "scan_waiting", columns=columns)
+    scan = statement((DEAD if command.dead else WAITING).scan, columns=columns)
     first, end, limit = command.first_id, command.end_id, command.limit
     async with home.shard.connection() as connection:
         rows = await connection.fetch(scan, turn.topic.id, first, end, limit, command.max_bytes)
@@ -40,10 +55,10 @@ async def split_messages(node: Node, command: messages.SplitMessages, context: C
     home = node.home(command.topic)
     await home.flush()
     topic = (await home.shard.read_topic(home.name)).topic
-    kind = "dead" if command.dead else "waiting"
+    blocks = DEAD if command.dead else WAITING
     async with home.shard.connection() as connection:
-        first = await connection.fetchval(statement(f"first_{kind}"), topic.id)
-        last = await connection.fetchval(statement(f"last_{kind}"), topic.id)
+        first = await connection.fetchval(statement(blocks.first), topic.id)
+        last = await connection.fetchval(statement(blocks.last), topic.id)
         if first is None or last is None:
             return messages.IdRanges([], topic.id)
         row = await connection.fetchrow(statement("topic_counts"), topic.id)
@@ -52,7 +67,7 @@ async def split_messages(node: Node, command: messages.SplitMessages, context: C
         inner: list[int] = []
         if parts > 1:
             percent = min(100.0, 100 * SAMPLE_ROWS / max(1, total))
-            sample = await connection.fetch(statement(f"sample_{kind}"), topic.id, percent)
+            sample = await connection.fetch(statement(blocks.sample), topic.id, percent)
             inner = _cuts(sorted(row["id"] for row in sample), parts)
     return messages.IdRanges(sorted({first, *(id for id in inner if first < id <= last), last + 1}), topic.id)
 

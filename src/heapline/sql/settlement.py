@@ -6,6 +6,7 @@ import asyncpg
 
 from heapline.contract.config import TopicConfig
 from heapline.sql.counters import Counters
+from heapline.sql.events import DROPPED, record
 from heapline.sql.layout import Layout, of_columns
 from heapline.sql.retries import Held, Outcomes
 from heapline.sql.statements import statement
@@ -34,6 +35,7 @@ async def settle(
     *,
     reason: str | None = None,  # kept with messages that return
     cause: str = "",  # of dead letters
+    kind: str = "released",  # the event of messages that return
     returned_attempts: int = 0,  # added to the attempts of messages that are ready again
 ) -> None:
     """Move the messages of leases in one slot. The caller holds their rows."""
@@ -52,6 +54,13 @@ async def settle(
         await connection.execute(end, topic_id, outcomes.dead, "dropped", cause, now)
     if outcomes.expired:
         await connection.execute(end, topic_id, outcomes.expired, "expired", None, now)
+    if config.retention:
+        wakes = outcomes.wakes
+        await record(connection, topic_id, config, kind, now, outcomes.ready, reason=reason)
+        await record(connection, topic_id, config, kind, now, outcomes.delayed, dues=wakes, reason=reason)
+        died = "dead_lettered" if config.dlq else DROPPED
+        await record(connection, topic_id, config, died, now, outcomes.dead, reason=cause)
+        await record(connection, topic_id, config, "expired", now, outcomes.expired)
 
 
 def count(counters: Counters, outcomes: Outcomes) -> None:

@@ -428,6 +428,10 @@ class Shard:
         """Return the number of the topic's advisory lock."""
         return lock_key(f"heapline {self.schema} {name.namespace}/{name.name}")
 
+    def own_lock(self, what: str) -> int:
+        """Return the number of an advisory lock of this schema."""
+        return lock_key(f"heapline {self.schema} {what}")
+
     async def _notify(self, channel: str, topics: list[str]) -> None:
         async with self.connection() as connection:
             await connection.execute(statement("notify"), channel, topics)

@@ -23,6 +23,7 @@ from heapline.owned_tasks import OwnedTasks
 from heapline.sql.config import SqlConfig
 from heapline.sql.counters import Counters
 from heapline.sql.delayed import FOREVER, FiredUpTo, fire
+from heapline.sql.events import EventKeeper
 from heapline.sql.layout import Layout
 from heapline.sql.retries import Held, Outcomes, retry
 from heapline.sql.rings import Rings
@@ -35,6 +36,7 @@ SLICE = 1000  # rows per transaction
 RING_SECONDS = 0.5  # between checks of the rings
 RECLAIM_SECONDS = 2.0  # until a slot that had too many rows is checked again
 SWEEP_SECONDS = 10.0  # between checks for slots whose time is over
+EVENTS_SECONDS = 1.0  # between two rounds that give events their offsets
 FORGET_SECONDS = 10.0  # between deletions of identities that are too old
 PAUSE_SECONDS = 0.02  # at least, between two checks for what is due
 _draw = np.random.default_rng().random
@@ -60,6 +62,7 @@ class Timekeeper:
     def __init__(self, shard: Shard, config: SqlConfig, counters: Callable[[str], Counters]) -> None:
         self._shard, self._config, self._counters = shard, config, counters
         self.rings = Rings(shard, pause=RECLAIM_SECONDS)
+        self.events = EventKeeper(shard)
         self._next = FOREVER  # the first deadline that is known, ms
         self._fired = FiredUpTo(config.poll_interval)
         self._read_at = 0  # the database's time when the deadlines were read, ms
@@ -72,6 +75,8 @@ class Timekeeper:
         self._tasks.spawn(self._forever(self._until_next, self.tick))
         self._tasks.spawn(self._forever(lambda: asyncio.sleep(RING_SECONDS), self.rings.advance))
         self._tasks.spawn(self._forever(lambda: asyncio.sleep(SWEEP_SECONDS), self.rings.sweep))
+        self._tasks.spawn(self._forever(lambda: asyncio.sleep(EVENTS_SECONDS), self.events.number))
+        self._tasks.spawn(self._forever(lambda: asyncio.sleep(SWEEP_SECONDS), self.events.turn))
         self._tasks.spawn(self._forever(lambda: asyncio.sleep(FORGET_SECONDS), self._forget))
         self._tasks.spawn(self._forever(lambda: asyncio.sleep(self._config.node_lease / 3), self._renew))
 
@@ -207,6 +212,7 @@ class Timekeeper:
             topic.id,
             topic.config,
             outcomes,
+            kind="lease_expired",
             reason=LEASE_EXPIRED,
             cause=LEASE_EXPIRED,
         )

@@ -34,6 +34,7 @@ _DELETIONS = (
     "delete_prepared_of_topic",
     "delete_prepared_keys_of_topic",
     "delete_prepared_sequences_of_topic",
+    "delete_event_ends_of_topic",
     "delete_topic",
 )
 

@@ -16,6 +16,7 @@ import asyncpg
 
 from heapline.core.ids import unix_ms_of
 from heapline.logs import Log
+from heapline.sql.events import record_new
 from heapline.sql.insert import insert, taken_ids
 from heapline.sql.layout import COLUMNS, Layout
 from heapline.sql.rows import NOTHING, columns_of
@@ -50,7 +51,11 @@ class UnitStore:
             if topic is None:
                 log.info("topic was deleted; its messages are dropped", topic=batch.name, count=len(batch.rows))
                 continue
-            for row in self._rows(batch, topic, ids):
+            rows = list(self._rows(batch, topic, ids))
+            for is_delayed in (False, True) if topic.config.retention else ():
+                some = columns_of([row for row in rows if (row[2] > layout.now) == is_delayed])
+                await record_new(connection, topic.id, topic.config, layout.now, some, is_delayed)
+            for row in rows:
                 due, expires = row[2], row[5]
                 if due > layout.now:
                     delayed.setdefault(topic.id, []).append(row)
@@ -63,8 +68,8 @@ class UnitStore:
             await connection.copy_records_to_table(f"ready_{slot}", records=ready, columns=READY_COLUMNS)
             counts = Counter(row[1] for row in ready)
             await connection.execute(statement("count_flushed"), list(counts), list(counts.values()))
-        for id, rows in delayed.items():
-            await insert(connection, layout, id, NOTHING, columns_of(rows))
+        for id, later in delayed.items():
+            await insert(connection, layout, id, NOTHING, columns_of(later))
         return Stored(list(topics.values()), min(deadlines, default=None))
 
     def committed(self, stored: Stored) -> None:

@@ -45,7 +45,8 @@ SELECT coalesce(sum(messages), 0)::bigint FROM prepared WHERE topic = $1;
 SELECT part, name, topics, messages, at FROM prepared WHERE batch = $1;
 
 -- name: hold_parts
-SELECT part, topic, name, producer, epoch, answered, content FROM prepared WHERE batch = $1 FOR UPDATE;
+SELECT part, topic, name, producer, epoch, answered, content, coalesce((SELECT config FROM topics AS t WHERE t.id = topic), '{}') AS config
+FROM prepared WHERE batch = $1 FOR UPDATE;
 
 -- name: keys_of_batch
 SELECT topic, hash, part, id, print FROM prepared_keys WHERE batch = $1 AND part = ANY($2);

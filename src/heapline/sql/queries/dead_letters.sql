@@ -11,6 +11,9 @@ WITH moved AS (DELETE FROM dead WHERE topic = $1 AND id = ANY($2) RETURNING *), 
     INSERT INTO {ready} (slot, {columns})
     SELECT {slot}, topic, id, key, due, priority, 0, ttl, $3::bigint + ttl, max_retries, NULL, name, headers, scope, hash,
            payload FROM moved
+), recorded AS (
+    INSERT INTO events (topic, kind, at, ids)
+    SELECT g.topic, 'replayed', $3, array_agg(g.id ORDER BY g.id) FROM moved AS g JOIN topics AS t ON t.id = g.topic AND t.keeps GROUP BY g.topic
 ), counted AS (
     INSERT INTO counts (slot, topic, ready, dead) SELECT (SELECT last_value % 4 FROM counts_turn), $1, count(*), -count(*) FROM moved HAVING count(*) > 0
 )
@@ -25,6 +28,9 @@ WITH moved AS (
     SELECT delayed_slot(wake, (SELECT clock_ms())), topic, id, key, due, priority, 0, ttl, wake + ttl, max_retries, NULL,
            name, headers, scope, hash, payload, wake, wake
     FROM moved
+), recorded AS (
+    INSERT INTO events (topic, kind, at, ids, dues)
+    SELECT g.topic, 'replayed', clock_ms(), array_agg(g.id ORDER BY g.id), array_agg(g.wake ORDER BY g.id) FROM moved AS g JOIN topics AS t ON t.id = g.topic AND t.keeps GROUP BY g.topic
 ), counted AS (
     INSERT INTO counts (slot, topic, delayed, dead) SELECT (SELECT last_value % 4 FROM counts_turn), $1, count(*), -count(*) FROM moved HAVING count(*) > 0
 )
@@ -37,6 +43,9 @@ freed AS (
     WHERE g.hash IS NOT NULL AND k.topic = g.topic AND k.hash = g.hash AND k.id = g.id
 ), kept AS (
     INSERT INTO {ended} (slot, topic, id, how, reason, at) SELECT {slot}, topic, id, 'deleted', reason, $3 FROM gone
+), recorded AS (
+    INSERT INTO events (topic, kind, at, ids)
+    SELECT g.topic, 'dead_deleted', $3, array_agg(g.id ORDER BY g.id) FROM gone AS g JOIN topics AS t ON t.id = g.topic AND t.keeps GROUP BY g.topic
 ), counted AS (
     INSERT INTO counts (slot, topic, dead) SELECT (SELECT last_value % 4 FROM counts_turn), $1, -count(*) FROM gone HAVING count(*) > 0
 )

@@ -77,6 +77,9 @@ gone AS (
 ), freed AS (
     DELETE FROM idempotency_keys AS k USING gone AS g
     WHERE g.hash IS NOT NULL AND k.topic = g.topic AND k.hash = g.hash AND k.id = g.id
+), recorded AS (
+    INSERT INTO events (topic, kind, at, ids)
+    SELECT g.topic, 'acked', clock_ms(), array_agg(g.id ORDER BY g.id) FROM gone AS g JOIN topics AS t ON t.id = g.topic AND t.keeps GROUP BY g.topic
 ), counted AS (
     INSERT INTO counts (slot, topic, leased)
     SELECT (SELECT last_value % 4 FROM counts_turn), min(topic), -count(*) FROM gone HAVING count(*) > 0

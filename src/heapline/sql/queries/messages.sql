@@ -40,6 +40,9 @@ freed AS (
     WHERE g.hash IS NOT NULL AND k.topic = g.topic AND k.hash = g.hash AND k.id = g.id
 ), kept AS (
     INSERT INTO {ended} (slot, topic, id, how, at) SELECT {slot}, topic, id, 'purged', $2 FROM gone
+), recorded AS (
+    INSERT INTO events (topic, kind, at, ids)
+    SELECT g.topic, 'purged', $2, array_agg(g.id ORDER BY g.id) FROM gone AS g JOIN topics AS t ON t.id = g.topic AND t.keeps GROUP BY g.topic
 ), counted AS (
     INSERT INTO counts (slot, topic, {source}) SELECT (SELECT last_value % 4 FROM counts_turn), $1, -count(*) FROM gone HAVING count(*) > 0
 )

@@ -3,7 +3,10 @@ SELECT slot, ctid AS place, topic, coalesce(expires <= $2, false) AS expired FRO
 WHERE at > $1 AND at <= $2 ORDER BY at LIMIT $3 FOR UPDATE SKIP LOCKED;
 
 -- name: delayed_to_ready
-WITH moved AS (DELETE FROM {delayed} WHERE ctid = ANY($1::tid[]) RETURNING *), counted AS (
+WITH moved AS (DELETE FROM {delayed} WHERE ctid = ANY($1::tid[]) RETURNING *), recorded AS (
+    INSERT INTO events (topic, kind, at, ids)
+    SELECT g.topic, 'fired', clock_ms(), array_agg(g.id ORDER BY g.id) FROM moved AS g JOIN topics AS t ON t.id = g.topic AND t.keeps GROUP BY g.topic
+), counted AS (
     INSERT INTO counts (slot, topic, ready, delayed) SELECT (SELECT last_value % 4 FROM counts_turn), topic, count(*), -count(*) FROM moved GROUP BY topic
 )
 INSERT INTO {ready} (slot, {columns}) SELECT {slot}, {columns} FROM moved;
@@ -13,6 +16,9 @@ WITH gone AS (DELETE FROM {delayed} WHERE ctid = ANY($1::tid[]) RETURNING topic,
 freed AS (
     DELETE FROM idempotency_keys AS k USING gone AS g
     WHERE g.hash IS NOT NULL AND k.topic = g.topic AND k.hash = g.hash AND k.id = g.id
+), recorded AS (
+    INSERT INTO events (topic, kind, at, ids)
+    SELECT g.topic, 'expired', $2, array_agg(g.id ORDER BY g.id) FROM gone AS g JOIN topics AS t ON t.id = g.topic AND t.keeps GROUP BY g.topic
 ), counted AS (
     INSERT INTO counts (slot, topic, delayed) SELECT (SELECT last_value % 4 FROM counts_turn), topic, -count(*) FROM gone GROUP BY topic
 )
@@ -28,6 +34,9 @@ WITH gone AS (
     WHERE g.hash IS NOT NULL AND k.topic = g.topic AND k.hash = g.hash AND k.id = g.id
 ), kept AS (
     INSERT INTO {ended} (slot, topic, id, how, at) SELECT {slot}, topic, id, 'expired', $1 FROM gone
+), recorded AS (
+    INSERT INTO events (topic, kind, at, ids)
+    SELECT g.topic, 'expired', $1, array_agg(g.id ORDER BY g.id) FROM gone AS g JOIN topics AS t ON t.id = g.topic AND t.keeps GROUP BY g.topic
 ), counted AS (
     INSERT INTO counts (slot, topic, ready) SELECT (SELECT last_value % 4 FROM counts_turn), topic, -count(*) FROM gone GROUP BY topic
 )
