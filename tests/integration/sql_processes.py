@@ -14,14 +14,14 @@ from tests.integration.server_process import Process
 from tests.postgres import shared_url
 
 
-def sql_node(data: Path, schema: str, *urls: str, **settings: object) -> Process:
+def sql_node(data: Path, schema: str, *urls: str, port: int = 0, **settings: object) -> Process:
     """A node on these databases. Nodes with the same schema share their topics."""
     data.parent.mkdir(parents=True, exist_ok=True)
     config = data.with_suffix(".yaml")
     lines = [f"broker: {{schema: {schema}}}", *(f"{name}: {value}" for name, value in settings.items())]
     config.write_text("\n".join(lines) + "\n")
     flags = [flag for url in urls or (shared_url(),) for flag in ("--postgres", url)]
-    return Process(data, "--broker", "sql", "--config", str(config), *flags)
+    return Process(data, "--broker", "sql", "--config", str(config), "--port", str(port), *flags)
 
 
 def admin_key(data: Path) -> str:

@@ -50,7 +50,7 @@ def archive(
     pattern: Annotated[
         str | None, "All topics whose names match, including new ones, instead of --topic.", Value("REGEX")
     ] = None,
-    view: Annotated[list[str] | None, "Only messages, or only events. Default: both.", Value("VIEW")] = None,
+    view: Annotated[list[str] | None, "Only messages, or only events. Default: all that exists.", Value("VIEW")] = None,
     follow: Annotated[bool, "Continue with new rows until Ctrl-C."] = False,
     every: Annotated[float, "Seconds between two commits, with --follow.", Value("SECONDS")] = 10.0,
     group: Annotated[str | None, "Consumer group that holds the journal on a server.", Value("NAME")] = None,
@@ -61,7 +61,7 @@ def archive(
     ] = None,
 ) -> None:
     """Copy new rows of topics into a lake, each row once. You can repeat it after any failure."""
-    from heapline.spark.jobs.archive import GROUP, VIEWS, Progress
+    from heapline.spark.jobs.archive import GROUP, Progress
     from heapline.spark.jobs.archive import archive as run
 
     readings = None
@@ -83,7 +83,7 @@ def archive(
             topic or None,
             lake,
             pattern=pattern,
-            views=view or VIEWS,
+            views=view or None,
             available_now=not follow,
             trigger=every,
             group=None if no_group else group or GROUP,
@@ -96,7 +96,7 @@ def archive(
     names = ("topic", "view", "rows", "files", "size", "the lake ends at")
     out.row(dataclasses.asdict(result), columns_table(title, names, rows, right=(2, 3, 4)))
     if result.group is None and not no_group:
-        out.note("A directory has no group: until the next run, only its retention keeps rows in the journal.")
+        out.note("No group holds the log: until the next run, only the topic's retention keeps its rows.")
 
 
 def _interrupted() -> Any:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from heapline.contract.config import TopicConfig, canonical_topic
-from heapline.contract.errors import TopicNotFound
+from heapline.contract.errors import BadRequest, TopicNotFound
 from heapline.spark.audit.histories import Purge, Topic
 from heapline.spark.audit.ranks import NEVER, Exclusion
 from heapline.spark.audit.steps import Mark, Reach
@@ -46,6 +46,12 @@ def broker_state(where: Mapping[str, str], topics: Sequence[str]) -> BrokerState
     names = [canonical_topic(topic) for topic in topics]
     closing: dict[str, dict[int, Balance]] = {}
     with subscribed(where, subscribe=",".join(names), view="events") as (subscription, options):
+        for log in subscription.logs.values():
+            if not log.ref.has_journal:
+                raise BadRequest(
+                    f"topic {log.ref.topic!r} cannot be audited: its broker records what happened to messages, but not "
+                    "the order in which it chose them; the audit needs the log broker"
+                )
         if options.target.path is None:
             configs, closing = _of_server(options.target, names)
         else:

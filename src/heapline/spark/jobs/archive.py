@@ -71,7 +71,7 @@ def archive(
     lake_dir: str | Path = "lake",
     *,
     pattern: str | None = None,
-    views: Sequence[str] = VIEWS,
+    views: Sequence[str] | None = None,
     available_now: bool = True,
     trigger: float = 10.0,
     group: str | None = GROUP,
@@ -84,22 +84,26 @@ def archive(
 
     With `available_now`, stop at the current end of the log; otherwise run a round every `trigger` seconds until
     `until()` returns True. With a server, the consumer group `group` holds the journal; with None, nothing does.
+    Without `views`, both are copied; a broker without a journal has events alone, and no groups.
     """
     selection = _topic_options(topic, pattern)
-    check_views(tuple(views))
+    if views is not None:
+        check_views(tuple(views))
     if round_rows < 1 or trigger < 0:
         raise BadRequest("round_rows must be over 0, and trigger must be a number of seconds from 0 on")
     delta()  # report a missing package before anything is created
-    options = {view: _read_options(where, selection, view, fail_on_loss) for view in views}
-    first = options[views[0]]
+    first = _read_options(where, selection, "events", fail_on_loss)
     source = source_of(first)
     with ExitStack() as stack:
         subscription = Subscription(source, first.selection)
         stack.callback(subscription.close)
         subscription.find()
         subscription.hold_all()
+        has_journal = all(log.ref.has_journal for log in subscription.logs.values())
+        chosen = tuple(views or (VIEWS if has_journal else ("events",)))
+        options = {view: _read_options(where, selection, view, fail_on_loss) for view in chosen}
         held = None
-        if group is not None and first.target.path is None:
+        if group is not None and first.target.path is None and has_journal:
             held = GroupHold(stack.enter_context(client_of(first.target)), group)
         rounds = Rounds(spark, source, options, lake_path(lake_dir), held, subscription, fail_on_loss)
         run = _Run(rounds, subscription, round_rows, on_progress)

@@ -85,6 +85,14 @@ def journal_rows(
     return reader.load()
 
 
+def has_messages(where: Mapping[str, str] | None, lake: str | None, topic: str) -> bool:
+    """Return whether `topic_rows` can return the view `messages`: a broker without a journal has events alone."""
+    if where is None:
+        return lake is not None and open_table(lake, "messages") is not None
+    with subscribed(where, subscribe=topic) as (subscription, _):
+        return all(log.ref.has_journal for log in subscription.logs.values())
+
+
 def _offsets_json(offsets: Mapping[str, Offsets]) -> str:
     return json.dumps({topic: {str(p): offset for p, offset in parts.items()} for topic, parts in offsets.items()})
 

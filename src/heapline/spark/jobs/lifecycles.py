@@ -7,7 +7,8 @@ message in one shuffle and folded in the order of their offsets; a message never
 complete. A row of an earlier fold is a step as well (`before`), so that new events can be added without reading the old
 ones again.
 
-*What events do not record.* A purge names no messages: it removes all messages that wait in its partition. On a topic
+*What events do not record.* A purge names no messages, except on the Postgres broker: it removes all messages that wait
+in its partition. On a topic
 with `streams=False`, timers that fire are counted and not named: there a message counts as waiting once a later firing
 in its partition has passed its due time. `moved` rows record that a record was copied, also for messages that were
 removed but are still held by a group. They add facts to messages that other events mention, and never make a row of
@@ -90,9 +91,10 @@ def _steps(events: Any) -> Any:
         .when(kind == "dead_lettered", F.when(F.col("kept"), DEAD).otherwise(DROPPED))
         .when(kind == "dead_deleted", DELETED)
         .when(kind == "cancelled", CANCELLED)
+        .when(kind == "purged", PURGED)  # if the event names its messages
         .when((kind == "expired") & F.col("returned"), EXPIRED)
     )
-    ends = kind.isin("acked", "cancelled", "dead_lettered") | ((kind == "expired") & F.col("returned"))
+    ends = kind.isin("acked", "cancelled", "purged", "dead_lettered") | ((kind == "expired") & F.col("returned"))
     sets_due, gives_reason = is_new | (kind == "rescheduled"), kind.isin("nacked", "dead_lettered")
     computed = {
         "state": _packed("offset", state),

@@ -24,8 +24,8 @@ from heapline.spark.jobs.lake import offset_ranges, ranges_of, topic_rows
 _NEW = ("enqueued", "batch_committed")
 _BACK = ("nacked", "lease_expired", "rescheduled", "replayed")  # it waits again, until `due`
 _READY = ("fired", "released")
-_CHANGES = (*_NEW, *_BACK, *_READY, "leased", "dead_lettered", "acked", "cancelled", "expired", "dead_deleted")
-_GONE = ("acked", "cancelled", "expired", "dead_deleted")
+_GONE = ("acked", "cancelled", "expired", "dead_deleted", "purged")  # a purge that names its messages
+_CHANGES = (*_NEW, *_BACK, *_READY, "leased", "dead_lettered", *_GONE)
 _EXTENDED, _PURGED, _FIRED = "extended", "purged", "fired"
 #: Required columns of the view `events`.
 NEEDS = (

@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from heapline.spark.jobs.lake import topic_rows
+from heapline.spark.jobs.lake import has_messages, topic_rows
 from heapline.spark.jobs.lifecycles import topic_lifecycles
 
 PERCENTILES = (0.5, 0.9, 0.99)
@@ -114,7 +114,7 @@ def report(
     tell = tell or (lambda _: None)
     if lifecycles is None:
         lifecycles, events = topic_lifecycles(spark, where, lake, topic, events)
-    if messages is None and (where or lake):
+    if messages is None and (where or lake) and has_messages(where, lake, topic):
         messages = topic_rows(spark, where, lake, topic, "messages", columns=("key", "enqueued_at"))
     rows = lifecycles.select(*COLUMNS).persist()
     try:
