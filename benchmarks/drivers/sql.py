@@ -25,7 +25,7 @@ async def work(job: Job, window: Window) -> Outcome:
             await connection.close()
     async with heapline.sql.open(urls, schema=SCHEMA) as hl:
         for topic in topics:
-            await hl.create_topic(topic)
+            await hl.create_topic(topic, retention=float(job.options.get("retention", 0)))
             stored = (await hl.stats(topic)).ready
             for _ in range(stored, int(job.options.get("backlog", 0)), job.batch):
                 await hl.enqueue_batch(topic, next(batches))

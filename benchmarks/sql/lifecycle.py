@@ -25,6 +25,7 @@ WHAT = f"lifecycle, {targets.BATCH} × {targets.IN_FLIGHT}"
 def run(quick: bool, directory: Path, peers: Sequence[str]) -> Iterator[Figure | Step]:
     rounds, seconds = (1, 3.0) if quick else (5, 5.0)
     outcomes: dict[str, list[Outcome]] = {name: [] for name in ("sql", *peers)}
+    recorded: list[Outcome] = []  # with `retention`, so that events are recorded
     missing: dict[str, str] = {}
     with started(directory) as database:
         for number in range(rounds):
@@ -35,9 +36,11 @@ def run(quick: bool, directory: Path, peers: Sequence[str]) -> Iterator[Figure |
                         outcomes[name].append(measured(database, name, seconds))
                 except (PeerMissing, DriverFailed) as error:
                     missing[name] = str(error)
+            recorded.append(database.drive("sql", seconds, retention="86400"))
     if "sql" in missing:
         raise RuntimeError(missing["sql"])
     ours = typical(outcomes["sql"])
+    yield from figures("without recorded events", typical(recorded), ours, None)
     for name in peers:
         bound = targets.PEERS[name]
         target = None if bound is None else Bound("≥", bound, "×")
