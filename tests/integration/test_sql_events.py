@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -84,6 +85,37 @@ async def test_every_change_of_a_message_is_one_event_with_the_next_offset() -> 
         assert await events(hl, topic, 5, 9) == [event for event in every if 5 <= event[0] < 9]
 
 
+async def test_enqueues_by_log_and_batch_and_ends_of_leases_are_recorded(tmp_path: Path) -> None:
+    async with node(wal=str(tmp_path / "wal")) as hl:
+        topic = fresh_topic()
+        await hl.create_topic(topic, retention=DAY, k=100, backoff=heapline.Backoff(base=0.0), max_retries_default=0)
+        later = Outgoing(b"later", 7, delay=DAY, ttl=DAY, max_retries=3)
+        buffered = [e.id for e in await hl.enqueue_batch(topic, [Outgoing(b"now", 5), later])]
+        (prepared,) = (await hl.prepare_batch("batch", "part", [Outgoing(b"prepared", 1)], topic=topic))[topic]
+        assert len(await events(hl, topic)) == 2, "a prepared message is not in the topic yet"
+        await hl.commit_batch("batch", ["part"])
+        frames = [frame async for frame in hl.read_log(topic)]
+        new = {id: (e, n) for f in frames for e in f.events for n, id in enumerate(e.columns["id"].tolist())}
+        assert {new[id][0].kind for id in buffered} == {"enqueued"}
+        event, n = new[buffered[1]]
+        told = [event.columns[name][n] for name in ("priority", "max_retries", "payload_len")]
+        assert told == [7, 3, 5]
+        assert event.columns["due"][n] > event.columns["at"][n] == event.columns["enqueued_at"][n]
+        assert event.columns["expires"][n] == event.columns["due"][n] + DAY * 1000
+        event, _ = new[prepared.id]
+        assert (event.kind, event.columns["batch_id"]) == ("batch_committed", "batch")
+        (lost,) = await hl.pop(topic, visibility=0.01)
+        assert lost.id == prepared.id
+        await asyncio.sleep(0.05)
+        await hl.node.tick()
+        assert (await kinds(hl, topic))[lost.id] == ["batch_committed", "leased", "dead_lettered"]
+        await hl.update_topic(topic, max_retries_default=5)
+        (lost,) = await hl.pop(topic, visibility=0.01)
+        await asyncio.sleep(0.05)
+        await hl.node.tick()
+        assert (await kinds(hl, topic))[lost.id] == ["enqueued", "leased", "lease_expired"]
+
+
 async def test_reader_waits_for_a_lower_number_that_is_not_committed() -> None:
     """A transaction that has drawn a number stays open. What commits after it gets no offset before it ends."""
     async with node() as hl:
@@ -108,6 +140,33 @@ async def test_reader_waits_for_a_lower_number_that_is_not_committed() -> None:
         await hl.enqueue(topic, b"more")
         assert [offset for offset, _, _ in await events(hl, topic)] == [0, 1, 2, 3], "a rollback leaves no gap"
         await other.close()
+
+
+async def test_transactions_that_always_overlap_delay_events_and_do_not_stop_them() -> None:
+    async with node() as hl:
+        topic = fresh_topic()
+        await hl.create_topic(topic, retention=DAY)
+        keeper = hl.node.timekeepers[0].events
+        connections = [await asyncpg.connect(shared_url()) for _ in range(2)]
+        for connection in connections:
+            await connection.execute("BEGIN; SELECT pg_current_xact_id()")
+        await hl.enqueue(topic, b"x")
+        await keeper.number()
+        for connection in connections:  # another one is always open
+            assert await ends(hl, topic) == 0
+            await connection.execute("COMMIT; BEGIN; SELECT pg_current_xact_id()")
+            await keeper.number()
+        assert await ends(hl, topic) == 1
+        for connection in connections:
+            await connection.close()
+
+
+async def ends(hl: Any, topic: str) -> int:
+    """Return the end of the topic's log, without waiting for transactions in progress."""
+    shard = hl.node.shards[0]
+    id = (await shard.read_topic(hl.node.home(topic).name)).topic.id
+    async with shard.connection() as connection:
+        return (await connection.fetchval("SELECT next FROM event_ends WHERE topic = $1", id)) or 0
 
 
 async def test_two_nodes_that_number_while_writers_commit_lose_and_repeat_nothing() -> None:

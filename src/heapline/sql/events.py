@@ -121,13 +121,22 @@ class EventKeeper:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._lock = shard.own_lock("events")
-        self._sample: Sample | None = None  # one whose transactions were in progress
 
     async def number(self) -> None:
-        """Give offsets to what was committed when this was called last, or later."""
-        self._sample = self._sample or await self._take_sample()
-        if self._sample is not None and await self._number_up_to(self._sample):
-            self._sample = None
+        """Give offsets to what was committed when this was called last, or later.
+
+        A sample that has to wait is kept in the database: in the memory of a node it could outlast a failover to an
+        older state, in which its ids and numbers are used again.
+        """
+        async with self._shard.connection() as connection:
+            row = await connection.fetchrow(statement("last_event_number"))
+        if row["sample_drawn"] is not None:
+            await self._number_up_to(Sample(row["sample_drawn"], row["sample_transaction"]))
+            return
+        sample = await self._take_sample()
+        if sample is not None and not await self._number_up_to(sample):
+            async with self._shard.connection() as connection:
+                await connection.execute(statement("keep_sample"), *sample)
 
     async def catch_up(self) -> None:
         """Give offsets to all events that are committed now, unless a transaction stays open for too long."""
@@ -144,11 +153,11 @@ class EventKeeper:
     async def _take_sample(self) -> Sample | None:
         """Return how far numbers are drawn, or None if all of these have offsets."""
         async with self._shard.connection() as connection:
-            drawn, upto = await connection.fetchrow(statement("last_event_number"))
-            if drawn <= upto:
+            row = await connection.fetchrow(statement("last_event_number"))
+            if row["drawn"] <= row["upto"]:
                 return None
             # In this order: a transaction that begins to draw in between has a higher id.
-            return Sample(drawn, await connection.fetchval(statement("next_transaction")))
+            return Sample(row["drawn"], await connection.fetchval(statement("next_transaction")))
 
     async def _number_up_to(self, sample: Sample) -> bool:
         """Give offsets to the events of a sample. Return False if some of its transactions are in progress."""
@@ -235,6 +244,7 @@ async def read_log(node: Node, feed: log.ReadLog, context: Context) -> AsyncIter
     if feed.partition:
         fail("partition", "0", feed.partition)
     if feed.end is None:
+        await home.flush()
         await node.timekeepers[home.shard.index].events.catch_up()
     start, end = await _bounds(home.shard, topic)
     if feed.start and feed.start < start:

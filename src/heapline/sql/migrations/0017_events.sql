@@ -51,7 +51,9 @@ CREATE TABLE event_ends (         -- the readable offsets of a topic
 
 CREATE TABLE events_numbered (    -- how far rows have offsets
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
-    upto bigint NOT NULL
+    upto bigint NOT NULL,
+    sample_drawn bigint,          -- a sample whose transactions were in progress (events.py)
+    sample_transaction bigint
 ) WITH (fillfactor = 10);
 INSERT INTO events_numbered (upto) VALUES (0);
 

@@ -3,7 +3,11 @@ INSERT INTO events (topic, kind, at, ids, priorities, dues, expires, max_retries
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14);
 
 -- name: last_event_number
-SELECT CASE WHEN is_called THEN last_value ELSE 0 END AS drawn, (SELECT upto FROM events_numbered) AS upto FROM event_numbers;
+SELECT CASE WHEN is_called THEN last_value ELSE 0 END AS drawn, upto, sample_drawn, sample_transaction
+FROM event_numbers, events_numbered;
+
+-- name: keep_sample
+UPDATE events_numbered SET sample_drawn = $1, sample_transaction = $2;
 
 -- name: next_transaction
 -- An id of its own: the xmax of a snapshot is only that of the last one that has ended.
@@ -26,7 +30,7 @@ WITH fresh AS MATERIALIZED (
     INSERT INTO event_ends (topic, start, next) SELECT topic, 0, max(first + count) FROM placed GROUP BY topic
     ON CONFLICT (topic) DO UPDATE SET next = excluded.next
 ), moved AS (
-    UPDATE events_numbered SET upto = greatest(
+    UPDATE events_numbered SET sample_drawn = NULL, sample_transaction = NULL, upto = greatest(
         upto, CASE WHEN (SELECT count(*) FROM fresh) < $2 THEN $1 ELSE (SELECT max(seq) FROM fresh) END)
 )
 SELECT count(*) FROM fresh;
