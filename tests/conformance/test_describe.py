@@ -72,7 +72,8 @@ async def test_broker_refuses_exactly_the_features_that_it_does_not_declare(jobs
 
 #: A setting of every feature, other than its default.
 SETTINGS_BY_FEATURE: dict[str, dict[str, object]] = {
-    "partitions": {"strategy": "round_robin"}, "fairness": {"fairness": "keys"}, "log": {"retention": 60.0},
+    "partitions": {"strategy": "round_robin"}, "fairness": {"fairness": "keys"}, "log": {"retention_bytes": 1 << 20},
+    "events": {"retention": 60.0},
 }  # fmt: skip
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +14,10 @@ import pytest
 pytest.importorskip("asyncpg")
 
 import heapline
+from heapline.contract.fields import INT64_MAX
 from heapline.contract.message import Outgoing
+from heapline.sql.layout import COLUMNS
+from heapline.sql.statements import statement
 from tests.integration.sql_rig import fresh_topic, node
 
 
@@ -83,3 +88,28 @@ async def test_scan_of_dead_letters_returns_only_those() -> None:
         found = await scan(hl, topic, dead=True, parts=2)
         assert [(m.payload, m.state, m.reason) for m in found] == [(b"%d" % n, "dead", "broken") for n in range(4)]
         assert len(await scan(hl, topic)) == 6
+
+
+@pytest.mark.parametrize("dead", [False, True])
+async def test_page_reads_only_its_own_rows(dead: bool) -> None:
+    """New slots have no statistics: a planner left to itself sorts all messages for each page."""
+    async with node() as hl:
+        topic = fresh_topic()
+        id = (await hl.create_topic(topic)).incarnation
+        await hl.enqueue_batch(topic, [Outgoing(b"x")] * 3000)
+        if dead:
+            for message in await hl.pop(topic, 300):
+                await message.bury("broken")
+        scan = statement("scan_dead" if dead else "scan_waiting", columns=COLUMNS)
+        async with hl.node.shards[0].connection() as connection, connection.transaction():
+            await connection.execute(statement("scan_in_order"))
+            text = await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {scan}", id, 0, INT64_MAX, 10, 1 << 20)
+        assert 10 <= sum(rows_read(json.loads(text)[0]["Plan"])) <= 100
+
+
+def rows_read(plan: dict[str, Any]) -> Iterator[float]:
+    """Yield how many rows each scan of a table returned."""
+    if "Relation Name" in plan:
+        yield plan["Actual Rows"] * plan["Actual Loops"]
+    for inner in plan.get("Plans", ()):
+        yield from rows_read(inner)
