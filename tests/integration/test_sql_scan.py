@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from heapline.contract.fields import INT64_MAX
 from heapline.contract.message import Outgoing
 from heapline.sql.layout import COLUMNS
 from heapline.sql.statements import statement
+from tests.integration.sql_processes import admin_key, connect, http, sql_node
 from tests.integration.sql_rig import fresh_topic, node
+from tests.postgres import fresh_schema
 
 
 async def scan(hl: Any, topic: str, *, dead: bool = False, parts: int = 1, **options: Any) -> list[Any]:
@@ -113,3 +116,22 @@ def rows_read(plan: dict[str, Any]) -> Iterator[float]:
         yield plan["Actual Rows"] * plan["Actual Loops"]
     for inner in plan.get("Plans", ()):
         yield from rows_read(inner)
+
+
+async def test_http_answers_ids_as_digits_because_javascript_rounds_numbers(tmp_path: Path) -> None:
+    data = tmp_path / "node"
+    async with (
+        sql_node(data, fresh_schema()) as server,
+        connect(server, data) as hl,
+        http(server, admin_key(data)) as web,
+    ):
+        await hl.create_topic("jobs")
+        ids = [e.id for e in await hl.enqueue_batch("jobs", [Outgoing(b"x")] * 3)]
+        answer = (await web.get("/v1/messages:split?topic=jobs")).json()
+        assert answer["bounds"] == [str(ids[0]), str(ids[-1] + 1)]
+        found, at = [], answer["bounds"][0]
+        while at is not None:
+            page = (await web.get(f"/v1/messages?topic=jobs&first_id={at}&end_id={answer['bounds'][1]}&limit=2")).json()
+            found += [item["id"] for item in page["items"]]
+            at = page.get("next_id")
+        assert found == list(map(str, ids))

@@ -94,7 +94,7 @@ _TABLE: dict[str, tuple[tuple[str, Any, str], ...]] = {
          "server have zstd; over gRPC, gzip answers."),
     ),
     "Storage": (
-        ("retention", Seconds, "How long the journal of removed messages is kept; 0 means until reclaimed."),
+        ("retention", Seconds, "How long the journal of removed messages, or on PostgreSQL their events, are kept."),
         ("retention_bytes", Size, "Journal size above which the oldest of that is deleted; 0 means no limit."),
         ("retention_margin", int, "Rows to keep before the offset of the slowest group."),
         ("retention_hard_bytes", Size, "Journal size above which even unread rows are deleted; 0 means no limit."),

@@ -49,8 +49,8 @@ class EmbeddedBroker(TopicKeeper, Broker):
     """The broker returned by `heapline.open`; use it as an async context manager."""
 
     features: ClassVar[frozenset[str]] = frozenset((
-        "queue", "partitions", "events", "log", "groups", "replay", "schedules", "batches", "fairness", "explain", "leases",
-        "series", "history", "search",
+        "queue", "partitions", "events", "log", "groups", "replay", "schedules", "batches", "fairness", "explain",
+        "leases", "series", "history", "search",
     ))  # fmt: skip
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:

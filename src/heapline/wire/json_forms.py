@@ -34,7 +34,7 @@ from heapline.contract.groups import (
 from heapline.contract.ids import parse_id, to_ulid
 from heapline.contract.leases import Extended, LeaseKeys, Settled
 from heapline.contract.message import DlqFilter, LogEvent, LogFrame, Outgoing, TopicInfo
-from heapline.contract.messages import EnqueuedBatch
+from heapline.contract.messages import EnqueuedBatch, IdRanges, MessageScan
 from heapline.contract.schedules import ScheduleInfo
 from heapline.contract.stream import GroupInfo
 from heapline.contract.topics import TopicSettings
@@ -234,6 +234,10 @@ def _part(owner: Any, field: Any, is_request: bool) -> Part:
         return _renamed({"enqueued_ms": "enqueued_at", "deadline_ms": "deadline"}[name], INSTANT_MS, field)
     if name == "lost" and owner in (Settled, Extended):
         return _renamed(name, IDS, field)
+    if name == "bounds" and owner is IdRanges:
+        return _renamed(name, IDS, field)
+    if name == "next_id" and owner is MessageScan:
+        return _renamed(name, Conversion(Digits, lambda v, _: str(v), int), field)
     if name == "deadline_ms" and owner is Extended:
         return _renamed("deadlines", DEADLINES, field)
     if name == "batches" and get_args(hint) == (PartitionBatch,):

@@ -1,6 +1,7 @@
 """Values as JSON has them, for people: payloads, ids, tokens, instants, positions, rows, errors and columns of the log.
 
 id of a message (int)       `message_id`, a ULID, and `id`, digits; JavaScript rounds numbers over 2^53
+bounds of ranges of ids     digits
 token of a lease            `lease_token`, digits
 payload                     one of `payload` (base64), `payload_text` and `payload_json`
 enqueued_ms, deadline_ms    `enqueued_at`, `deadline`, as RFC 3339
