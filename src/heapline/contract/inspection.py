@@ -156,7 +156,15 @@ class TopicSeries(Struct, frozen=True, kw_only=True):
     oldest_wait: list[int]  # seconds since the oldest ready message was enqueued; 0: none was ready
 
 
-@call(id=0xB4, rpc="StatsSeries", http="GET /v1/series", needs=Right.CONSUME, feature="series")
+@call(
+    id=0xB4,
+    rpc="StatsSeries",
+    http="GET /v1/series",
+    needs=Right.CONSUME,
+    route="all",
+    merge="series",
+    feature="series",
+)
 class StatsSeries(Command[TopicSeries]):
     """Return depths and rates of the last 24 hours, of one topic or of all together."""
 

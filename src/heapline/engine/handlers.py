@@ -1,37 +1,10 @@
-"""The table of handlers."""
+"""The table of handlers of the log broker."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
-
-from heapline.contract.call import Call, Command, Context, Feed
+from heapline.contract.handler_table import HandlerTable
 from heapline.engine.topics import TopicKeeper
 
-R = TypeVar("R")
-Handler = Callable[[TopicKeeper, Any, Context], Awaitable[R]]
-FeedHandler = Callable[[TopicKeeper, Any, Context], AsyncIterator[R]]
-HANDLERS: dict[type[Call[Any]], Handler[Any]] = {}
-FEEDS: dict[type[Call[Any]], FeedHandler[Any]] = {}
-
-
-def handles(kind: Callable[..., Command[R]]) -> Callable[[Handler[R]], Handler[R]]:
-    """Register a handler. mypy checks that it returns what the command promises."""
-
-    def register(handler: Handler[R]) -> Handler[R]:
-        assert isinstance(kind, type)
-        HANDLERS[kind] = handler
-        return handler
-
-    return register
-
-
-def feeds(kind: Callable[..., Feed[R]]) -> Callable[[FeedHandler[R]], FeedHandler[R]]:
-    """Register the handler of a feed: an async generator of its items."""
-
-    def register(handler: FeedHandler[R]) -> FeedHandler[R]:
-        assert isinstance(kind, type)
-        FEEDS[kind] = handler
-        return handler
-
-    return register
+TABLE: HandlerTable[TopicKeeper] = HandlerTable()
+HANDLERS, FEEDS = TABLE.commands, TABLE.feeds
+handles, feeds = TABLE.handles, TABLE.yields

@@ -17,7 +17,7 @@ from heapline.sql import (
     batches,
     dead_letters,
     enqueue,
-    events,
+    event_log,
     leases,
     messages,
     namespace_keys,
@@ -35,7 +35,7 @@ from heapline.sql.migrations import all_migrations
 from heapline.sql.node import Node
 
 R = TypeVar("R")
-HANDLER_MODULES = (batches, dead_letters, enqueue, events, leases, messages, scan, schedules, stats, topics)
+HANDLER_MODULES = (batches, dead_letters, enqueue, event_log, leases, messages, scan, schedules, stats, topics)
 
 
 class SqlBroker(Broker):

@@ -41,7 +41,7 @@ def test_archive_prints_a_table_or_json_and_lake_show_lists_its_rows(hl: Any, tm
     told = run("archive", *where)
     assert "events" in told
     assert "100" in told
-    assert "only its retention keeps rows in the journal" in told
+    assert "only the topic's retention keeps its rows" in told
     again = json.loads(run("archive", *where, "--no-group", "--json"))
     assert (again["commits"], again["group"]) == (0, None)
     shown = json.loads(run("lake", "show", "--lake", tmp_path / "lake", "--json"))

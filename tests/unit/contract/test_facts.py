@@ -9,6 +9,7 @@ import pytest
 
 from heapline.contract import broker as _every_call  # noqa: F401  (registers the calls)
 from heapline.contract.call import CALLS, HERE, Call, Count, Page
+from heapline.contract.inspection import TopicSeries
 from heapline.wire.frames import Headers
 
 KINDS = list(CALLS.values())
@@ -42,8 +43,8 @@ def test_answer_of_several_shards_is_merged_by_its_type(kind: type[Call[Any]]) -
     if facts.feature != "auth" and get_origin(kind.result) is Page and not routed_by(kind):
         assert facts.merge == "pages"  # a list of everything is in all shards
     if facts.merge is not None:
-        assert facts.merge == ("pages" if get_origin(kind.result) is Page else "sum")
-        assert facts.merge == "pages" or kind.result is Count
+        expected = "pages" if get_origin(kind.result) is Page else {Count: "sum", TopicSeries: "series"}[kind.result]
+        assert facts.merge == expected
 
 
 def test_calls_on_the_same_noun_have_the_same_route() -> None:
