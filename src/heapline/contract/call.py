@@ -62,7 +62,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     repeat: Repeat = Repeat.SAFE
     feature: str = "queue"
     route: Literal["topic", "batch", "schedule", "replay", "sink", "system", "all"] = "topic"  # who answers it
-    merge: Literal["pages", "sum", "series"] | None = None  # how the answers of several shards become one; with route "all"
+    merge: Literal["pages", "sum", "series"] | None = None  # how answers of several shards become one; route "all"
     waits: bool = False  # may wait long for something to happen
     leases: bool = False  # the answer grants leases, which must be released if no caller receives it
     destroys: bool = False  # cannot be undone, so it needs a confirmation
