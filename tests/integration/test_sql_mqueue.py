@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import random
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.mqueue_rig import WHERE, Client, item
+from tests.integration.mqueue_rig import PLACE, WHERE, Client, item
 from tests.integration.sql_processes import admin_key, http, sql_node, until
 from tests.integration.test_sql_shards import topics_by_shard
 from tests.postgres import UNSYNCED, fresh_schema, postgres_server, shared_url
@@ -54,6 +57,45 @@ async def test_messages_live_as_the_seed_describes(client: Client) -> None:
     assert (await client.nack(ids[1], error="Payment gateway timeout")).status_code == 200
     assert (await client.ack(ids[2], lease_token=taken[0]["lease_token"])).status_code == 200
     assert await client.take() == []
+
+
+HOSTILE = [
+    None, True, -1, 0, 1 << 53, (1 << 63) - 1, -(1 << 63), 1 << 63, 1.5, 1e308, "", "\0", "a\0b", "\ud800", "a/b", "..",
+    "x" * 5000, [], {}, "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2023-10-27T10:00:00", "NaN", "'; DROP TABLE t",
+]  # fmt: skip
+
+
+async def test_hostile_requests_are_refused_and_change_nothing(client: Client) -> None:
+    await client.put(b"first")
+    rng, statuses = random.Random(1), Counter[int]()
+    (held,) = await client.take()
+    bodies = {
+        "/enqueue": item(b"x", deliver_after="2023-10-27T10:00:00Z", idempotency_key="k"),
+        "/ack": {**PLACE, "id": held["id"], "lease_token": 1},
+        "/nack": {**PLACE, "id": held["id"], "lease_token": 1, "error": "e"},
+        "/dequeue": {**PLACE, "limit": 1},
+    }
+    for path, body in bodies.items():
+        for name in body:
+            for value in rng.sample(HOSTILE, 12):
+                changed = {**body, name: value}
+                if path == "/dequeue":
+                    answer = await client.http.get(path, params=query(changed), headers=client.headers)
+                else:
+                    content = json.dumps([changed] if path == "/enqueue" else changed)
+                    answer = await client.http.post(path, content=content, headers=client.headers)
+                statuses[answer.status_code] += 1
+                assert answer.status_code < 500, (path, name, value, answer.text)
+    assert statuses[200], "some of the values are valid"
+    assert (await client.ack(held["id"])).status_code in (200, 409), (
+        "the lease is this caller's, or a hostile call ended it"
+    )
+    assert (await client.enqueue(item(b"last"))).status_code == 200
+
+
+def query(params: dict[str, Any]) -> dict[str, str]:
+    """Return values as text that can be sent in a URL."""
+    return {name: str(value).encode(errors="replace").decode() for name, value in params.items()}
 
 
 async def test_idempotency_key_is_unique_in_its_namespace(client: Client) -> None:
