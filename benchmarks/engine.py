@@ -199,7 +199,7 @@ async def open_time(path: Path, expected: int) -> float:
     spent = perf_counter() - start
     stats = await broker.stats("jobs")
     assert stats.ready == expected, f"{stats.ready} messages were recovered, {expected} were enqueued"
-    broker._runners["jobs"].loaded.snapshot_unit = (
+    broker.topics._runners["jobs"].loaded.snapshot_unit = (
         1 << 60
     )  # no snapshot on close, so the next opening has the same work
     await broker.close()

@@ -86,7 +86,7 @@ async def herd_of(path: Path, count: int, quiet_s: float, partitions: int) -> tu
         gc.collect()
         deadline = perf_counter() + quiet_s
         quiet = await load(hl, lambda: perf_counter() < deadline)
-        topic = hl._runners["jobs"].loaded.topic
+        topic = hl.topics._runners["jobs"].loaded.topic
         clock.ahead_ms += round(1.1 * HOUR * 1000)
         start = perf_counter()
         herd = await load(hl, lambda: any(p.entries.delayed for p in topic.partitions))

@@ -149,7 +149,7 @@ async def open_time(path: Path, count: int) -> float:
     spent = perf_counter() - start
     stats = await broker.stats("jobs")
     assert stats.delayed == count, f"{stats.delayed} messages were recovered, {count} were enqueued"
-    broker._runners["jobs"].loaded.snapshot_unit = 1 << 60
+    broker.topics._runners["jobs"].loaded.snapshot_unit = 1 << 60
     await broker.close()
     return spent
 

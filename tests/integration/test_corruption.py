@@ -104,7 +104,7 @@ async def _build(*, snapshots: bool, reclaimed: bool) -> Base:
 
 async def _reclaim(hl: Any) -> None:
     """Poll until the journal's beginning is deleted; messages that are still live there are moved."""
-    upkeep = hl._runners[TOPIC].upkeep
+    upkeep = hl.topics._runners[TOPIC].upkeep
     for _ in range(4):
         await upkeep.reclaim()
         await hl.enqueue(TOPIC, b"more", priority=99)
@@ -312,7 +312,7 @@ def test_reclaimed_journal_without_snapshots_is_rejected() -> None:
             for _ in range(3):
                 await hl.enqueue_batch(TOPIC, [heapline.Outgoing(b"." * 4000, key=other)] * 60)
                 await hl.snapshot(TOPIC)
-            await hl._runners[TOPIC].upkeep.reclaim()
+            await hl.topics._runners[TOPIC].upkeep.reclaim()
             assert segment_path(FOLDER, 1) not in disk.paths()
             return disk.copy()
 

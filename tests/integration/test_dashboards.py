@@ -59,7 +59,9 @@ async def test_server_exposes_every_metric_of_dashboard_and_alerts(
         stream = rig.wire.calls.stream("ReadLog", pb.ReadLogRequest(topic="jobs"))
         async for _ in stream:
             pass
-        rig.server.metrics.watch("fsync_latency_ms", rig.behind.runner("jobs").counters.commit.tally)  # a fake disk
+        rig.server.metrics.watch(
+            "fsync_latency_ms", rig.behind.topics.runner("jobs").counters.commit.tally
+        )  # a fake disk
         told = {sample.name for sample in samples((await scrape(rig)).text)}
     wanted = asked_for()
     assert len(wanted) > 35

@@ -22,7 +22,7 @@ WAITING = {"topic": "jobs", "wait": 3600}
 
 async def waiting(rig: HttpRig, count: int = 1) -> bool:
     """Whether this many pops wait in the broker."""
-    return sum(not call.future.done() for call in rig.behind.runner("jobs").turns.pops) >= count
+    return sum(not call.future.done() for call in rig.behind.topics.runner("jobs").turns.pops) >= count
 
 
 async def begin_to_wait(rig: HttpRig) -> asyncio.Task[Any]:

@@ -61,7 +61,7 @@ class Crowd:
 
 def waiting(rig: Rig) -> int:
     """Return the number of pops waiting in the engine."""
-    return sum(not call.future.done() for call in rig.behind.runner("jobs").turns.pops)
+    return sum(not call.future.done() for call in rig.behind.topics.runner("jobs").turns.pops)
 
 
 async def test_of_a_thousand_idle_streams_exactly_one_gets_a_message(rig: Rig) -> None:

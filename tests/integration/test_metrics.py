@@ -77,7 +77,9 @@ async def test_every_metric_of_the_specification_is_exposed_under_its_exact_name
 async def test_exactly_the_families_of_the_table_are_exposed_with_their_labels(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await go_through_a_life(rig)
-        rig.server.metrics.watch("fsync_latency_ms", rig.behind.runner("jobs").counters.commit.tally)  # a fake disk
+        rig.server.metrics.watch(
+            "fsync_latency_ms", rig.behind.topics.runner("jobs").counters.commit.tally
+        )  # a fake disk
         await rig.behind.create_group("jobs", "followers")
         requests = Requests(pop_start(credits=1))
         stream = rig.wire.calls.stream("PopStream", requests)
@@ -143,7 +145,7 @@ async def test_lease_expired_on_its_last_attempt_counts_as_timeout_and_dead_lett
 async def test_duration_of_a_waiting_pop_counts_from_the_messages_arrival(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await rig.wire.create_topic("jobs")
-        runner = rig.behind.runner("jobs")
+        runner = rig.behind.topics.runner("jobs")
         requests = Requests(pop_start(credits=1))
         stream = rig.wire.calls.stream("PopStream", requests)
         waiting = asyncio.ensure_future(anext(stream))

@@ -390,7 +390,7 @@ async def test_decisions_over_several_topics_are_forgotten_once_applied(tmp_path
         for _ in range(3):
             assert (await bob.enqueue({**item(), "topic": "a"}, {**item(), "topic": "b"})).status_code == 200
         assert len(await rig.behind.list_batches()) == 3
-        await rig.behind.batches.forget_old(7 * 86400)  # as its periodic check does every minute
+        await rig.behind.topics.batches.forget_old(7 * 86400)  # as its periodic check does every minute
         assert await rig.behind.list_batches() == []
         await rig.restart()
         assert await rig.behind.list_batches() == []

@@ -89,7 +89,7 @@ async def test_older_version_of_a_sink_changes_nothing(rig: Rig) -> None:
     for number in range(20):
         batch = stream_batch("q", number)
         await spark.commit(batch, await spark.task(batch, str(number)))
-    await rig.behind.batches.forget_old(3600.0)
+    await rig.behind.topics.batches.forget_old(3600.0)
     old = stream_batch("q", 0)
     late = await spark.task(old, "late")
     assert "late" not in await spark.found(), "nothing stays prepared, even if the late attempt is never committed"

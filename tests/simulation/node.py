@@ -51,7 +51,7 @@ class Node:
 
     def _steady(self, topic: str) -> int | None:
         """Return the topic's own time. The simulator's only access to internals: checkers judge by steady time."""
-        runner = self.broker._runners.get(topic) if self.broker is not None else None
+        runner = self.broker.topics._runners.get(topic) if self.broker is not None else None
         return runner.steady.now().steady if runner is not None else None
 
     @property

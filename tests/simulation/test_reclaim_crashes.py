@@ -21,7 +21,7 @@ YEAR = 366 * 86400.0
 
 
 def runner_of(hl: EmbeddedBroker) -> TopicRunner:
-    return hl._runners["jobs"]
+    return hl.topics._runners["jobs"]
 
 
 def segments(node: Node) -> list[int]:

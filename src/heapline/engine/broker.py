@@ -7,11 +7,13 @@ It executes commands by the table in handlers.py, which the modules imported her
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
-from typing import ClassVar, TypeVar
+from types import TracebackType
+from typing import ClassVar, Self, TypeVar, Unpack
 
 import msgspec
 
 import heapline
+from heapline.clock import Clock
 from heapline.contract.admin import Describe, Description
 from heapline.contract.broker import Broker
 from heapline.contract.call import HERE, Command, Context, Feed
@@ -25,7 +27,7 @@ from heapline.engine.handlers import FEEDS, HANDLERS, handles
 from heapline.engine.metrics_source import Measures, measure
 from heapline.engine.replays import handlers as replays
 from heapline.engine.schedules import handlers as schedules
-from heapline.engine.topics import TopicKeeper
+from heapline.engine.topics import KeeperOptions, TopicKeeper
 
 R = TypeVar("R")
 HANDLER_MODULES = (
@@ -45,29 +47,59 @@ HANDLER_MODULES = (
 )
 
 
-class EmbeddedBroker(TopicKeeper, Broker):
+class EmbeddedBroker(Broker):
     """The broker returned by `heapline.open`; use it as an async context manager."""
+
+    topics: TopicKeeper
 
     features: ClassVar[frozenset[str]] = frozenset((
         "queue", "partitions", "events", "log", "groups", "replay", "schedules", "batches", "fairness", "explain",
         "leases", "series", "history", "search",
     ))  # fmt: skip
 
+    def __init__(self, path: str, **options: Unpack[KeeperOptions]) -> None:
+        self.topics = TopicKeeper(path, **options)
+
+    @property
+    def path(self) -> str:
+        """The data directory."""
+        return self.topics.path
+
+    @property
+    def clock(self) -> Clock:
+        return self.topics.clock
+
+    async def __aenter__(self) -> Self:
+        await self.topics.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self.topics.close()
+
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
         handler = HANDLERS.get(type(command))
         if handler is None:
             raise Unsupported(type(command).__name__, type(command).facts.feature)
-        return handler(self, command, context)
+        return handler(self.topics, command, context)
 
     def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
         handler = FEEDS.get(type(feed))
         if handler is None:
             raise Unsupported(type(feed).__name__, type(feed).facts.feature)
-        return handler(self, feed, context)
+        return handler(self.topics, feed, context)
+
+    async def fire_schedules(self) -> None:
+        """Fire everything due by now and wait for it; for clocks that are moved manually."""
+        await self.topics.fire_schedules()
 
     async def metrics(self) -> Measures:
         """Return the broker's measurements, for a server's metrics."""
-        return await measure(self)
+        return await measure(self.topics)
 
 
 @handles(Describe)

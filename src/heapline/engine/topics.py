@@ -14,8 +14,7 @@ import os
 from collections.abc import Callable, Coroutine
 from functools import cache, partial
 from random import SystemRandom
-from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -84,7 +83,20 @@ def _to_its_end(
     return shielded
 
 
+class KeeperOptions(TypedDict, total=False):
+    """Settings, and the parts of the world that tests and simulations replace."""
+
+    config: BrokerConfig | None
+    disk: Disk | None
+    io: Io | None
+    clock: Clock | None
+    draw: Draw | None
+    draw_id_suffix: Callable[[], int] | None
+
+
 class TopicKeeper:
+    """What handlers work on: the topics that are open, and the services that all of them share."""
+
     def __init__(
         self,
         path: str,
@@ -139,18 +151,12 @@ class TopicKeeper:
 
     # -- lifecycle -------------------------------------------------------------------------------------------------
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
         try:
             await self._start()
         except BaseException:
             await self.close()
             raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def _start(self) -> None:
         if self._io is None:
@@ -486,7 +492,6 @@ class TopicKeeper:
         self._catalog_or_fail()
 
     async def fire_schedules(self) -> None:
-        """Fire everything due by now and wait for it; for clocks that are moved manually."""
         self._catalog_or_fail()
         await self.schedules.fire_due()
 

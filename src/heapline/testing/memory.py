@@ -26,6 +26,7 @@ from heapline.engine.io import Io
 from heapline.engine.lookup import Record, living
 from heapline.engine.runner import TopicRunner
 from heapline.engine.schedules.store import NAME
+from heapline.engine.topics import TopicKeeper
 from heapline.testing.clock import HandClock
 from heapline.testing.memory_disk import MemoryDisk
 
@@ -48,47 +49,28 @@ class InlineIo(Io):
         pass
 
 
-class MemoryBroker(EmbeddedBroker):
-    """An in-memory broker. Use it with `async with MemoryBroker() as hl: …`, or directly.
+class MemoryTopics(TopicKeeper):
+    """Topics on a disk in memory. They open at their first use, in the event loop of that use."""
 
-    With your own `clock` (`HandClock`), time advances when you move it; otherwise it is the system's. To test what a
-    restart keeps, pass the same `disk` to a second broker after the first was closed. Other keywords are fields of
-    BrokerConfig.
-    """
-
-    def __init__(self, clock: Clock | None = None, *, disk: MemoryDisk | None = None, **config: Any) -> None:
-        fields = {"spare_segment_bytes": 0, **config}  # a disk that is never full needs no spares
-        self._memory = disk or MemoryDisk()
+    def __init__(self, clock: Clock | None, disk: MemoryDisk | None, config: BrokerConfig) -> None:
+        self.memory = disk or MemoryDisk()
         self._home: asyncio.AbstractEventLoop | None = None  # the event loop that it serves in
         self._opens_itself = disk is None
-        self._reset(make_broker_config(fields), clock)
-        if isinstance(clock, HandClock):
-            clock.watch(self)
+        self._reset(config, clock)
 
     def _reset(self, config: BrokerConfig, clock: Clock | None) -> None:
-        io: Io = InlineIo()
-        super().__init__(PATH, config=config, disk=self._memory, io=io, clock=clock)
+        super().__init__(PATH, config=config, disk=self.memory, io=InlineIo(), clock=clock)
 
-    @property
-    def disk(self) -> MemoryDisk:
-        return self._memory
-
-    def standing(self, topic: str) -> list[MessageInfo]:
-        """Return all messages of a topic, in any state, oldest first. Reads without a turn, so needs no await."""
-        return _live_messages(self.runner(topic))
-
-    def topic_names(self) -> list[str]:
+    def names(self) -> list[str]:
         return sorted(self._runners)
 
     def time_moved(self) -> None:
-        """Serve waiting callers after the clock was moved: messages may be due now."""
         for runner in self._all_runners():
             if not runner.loop.is_closed():
                 runner.later(lambda now: None)
         self.schedules.poke()
 
     def abandon(self) -> None:
-        """Close it from outside its event loop, which may be closed: no more calls are answered."""
         self._closed = True
         for runner in self._all_runners():
             if not runner.loop.is_closed():
@@ -154,6 +136,42 @@ class MemoryBroker(EmbeddedBroker):
         return super()._catalog_or_fail()
 
 
+class MemoryBroker(EmbeddedBroker):
+    """An in-memory broker. Use it with `async with MemoryBroker() as hl: …`, or directly.
+
+    With your own `clock` (`HandClock`), time advances when you move it; otherwise it is the system's. To test what a
+    restart keeps, pass the same `disk` to a second broker after the first was closed. Other keywords are fields of
+    BrokerConfig.
+    """
+
+    topics: MemoryTopics
+
+    def __init__(self, clock: Clock | None = None, *, disk: MemoryDisk | None = None, **config: Any) -> None:
+        fields = {"spare_segment_bytes": 0, **config}  # a disk that is never full needs no spares
+        self.topics = MemoryTopics(clock, disk, make_broker_config(fields))
+        if isinstance(clock, HandClock):
+            clock.watch(self)
+
+    @property
+    def disk(self) -> MemoryDisk:
+        return self.topics.memory
+
+    def standing(self, topic: str) -> list[MessageInfo]:
+        """Return all messages of a topic, in any state, oldest first. Reads without a turn, so needs no await."""
+        return _live_messages(self.topics.runner(topic))
+
+    def topic_names(self) -> list[str]:
+        return self.topics.names()
+
+    def time_moved(self) -> None:
+        """Serve waiting callers after the clock was moved: messages may be due now."""
+        self.topics.time_moved()
+
+    def abandon(self) -> None:
+        """Close it from outside its event loop, which may be closed: no more calls are answered."""
+        self.topics.abandon()
+
+
 def _live_messages(runner: TopicRunner) -> list[MessageInfo]:
     """Return all live messages, oldest first, read from the engine's own tables without a turn.
 
@@ -195,7 +213,7 @@ class SyncMemoryBroker(SyncBroker):
 
     def __init__(self, clock: Clock | None = None, *, disk: MemoryDisk | None = None, **config: Any) -> None:
         self._memory = MemoryBroker(clock, disk=disk, **config)
-        super().__init__(PATH, self._memory._config)
+        super().__init__(PATH, self._memory.topics.config)
         self._one_at_a_time = threading.Lock()
 
     def __enter__(self) -> SyncMemoryBroker:

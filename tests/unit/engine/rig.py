@@ -93,7 +93,7 @@ class Rig:
 
     def runner(self, name: str = "jobs") -> TopicRunner:
         """The only access of these tests to internals."""
-        return self.hl._runners[name]
+        return self.hl.topics._runners[name]
 
     def files(self, ending: str) -> list[str]:
         return [path for path, _ in self.disk.walk() if path.endswith(ending)]

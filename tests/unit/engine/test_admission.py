@@ -34,7 +34,7 @@ def test_clock_beyond_the_range_of_ids_refuses_enqueues_without_a_reload() -> No
         hl = await rig.opened()
         with pytest.raises(heapline.ResourceExhausted):
             await hl.enqueue("jobs", b"x")
-        assert hl._runners["jobs"].counters.reloads == 0
+        assert hl.topics._runners["jobs"].counters.reloads == 0
 
     held_io.play(scene)
 

@@ -296,14 +296,14 @@ async def test_reopened_topic_applies_the_commit_before_it_serves() -> None:
         await rig.hl.commit_batch("first", [])
         await rig.hl.prepare_batch("batch", "1", {"jobs": some("x"), "b": some("y")})
         decided, go_on = asyncio.Event(), asyncio.Event()
-        record = rig.hl.batches.decisions.record
+        record = rig.hl.topics.batches.decisions.record
 
         async def slow(decision: decisions.Decision) -> None:
             await record(decision)
             decided.set()
             await go_on.wait()
 
-        rig.hl.batches.decisions.record = slow  # type: ignore[method-assign]
+        rig.hl.topics.batches.decisions.record = slow  # type: ignore[method-assign]
         commit = asyncio.ensure_future(rig.hl.commit_batch("batch", ["1"]))
         await decided.wait()
         rig.io.hold = {"load"}
@@ -359,7 +359,7 @@ async def test_decision_with_a_failed_write_can_be_repeated() -> None:
         with pytest.raises(TopicReloading):
             await rig.hl.commit_batch("batch", ["1"])
         assert await taken(rig.hl, "jobs") == []
-        await until(lambda: not rig.hl.batches.decisions.in_doubt)
+        await until(lambda: not rig.hl.topics.batches.decisions.in_doubt)
         assert await rig.hl.commit_batch("batch", ["1"]) == 1
         assert await taken(rig.hl, "jobs") == ["x"]
 
@@ -381,7 +381,7 @@ async def test_write_that_fails_at_any_step_of_a_commit_leaves_all_or_nothing(op
             rig.disk.clear_faults()
             runners = [
                 runner
-                for runner in (rig.runner(), rig.runner("b"), rig.hl.batches.decisions.topic.runner)
+                for runner in (rig.runner(), rig.runner("b"), rig.hl.topics.batches.decisions.topic.runner)
                 if runner is not None
             ]
             await until(lambda runners=runners: all(runner.is_serving for runner in runners))  # type: ignore[misc]
@@ -396,7 +396,7 @@ async def test_write_that_fails_at_any_step_of_a_commit_leaves_all_or_nothing(op
 async def unsure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the next decision durable without answering its caller."""
     await rig.hl.commit_batch("first", [])
-    system = rig.hl.batches.decisions.topic.runner
+    system = rig.hl.topics.batches.decisions.topic.runner
     assert system is not None
     enqueue = TopicRunner.enqueue
 
@@ -431,7 +431,7 @@ async def test_all_decisions_in_doubt_are_applied_even_if_the_caller_leaves(
         assert [type(end) for end in ends] == [TopicReloading] * 2
         rig.io.hold = {"commit"}
         finder = asyncio.ensure_future(rig.hl.prepare_batch("three", "1", some("z"), topic="jobs"))
-        await until(lambda: len(rig.hl.batches.decisions.all()) == 3)
+        await until(lambda: len(rig.hl.topics.batches.decisions.all()) == 3)
         await settle(5)
         finder.cancel()
         await settle(5)
@@ -541,7 +541,7 @@ async def test_unreadable_system_journal_does_not_keep_topics_closed(monkeypatch
 
 async def test_batch_is_aborted_when_its_last_part_is_older_than_the_timeout() -> None:
     async with opened(batch_timeout=24 * HOUR) as rig:
-        coordinator = rig.hl.batches
+        coordinator = rig.hl.topics.batches
         await rig.hl.prepare_batch("batch", "1", some("x", idempotency_key="k"), topic="jobs")
         rig.clock.advance(23 * HOUR)
         await rig.topic("b")
@@ -568,13 +568,13 @@ async def test_committed_batch_is_never_timed_out() -> None:
         await rig.hl.prepare_batch("batch", "1", some("x"), topic="jobs")
         await rig.hl.commit_batch("batch", ["1"])
         rig.clock.advance(1000 * HOUR)
-        assert await rig.hl.batches.abort_overdue(HOUR) == 0
+        assert await rig.hl.topics.batches.abort_overdue(HOUR) == 0
         assert await taken(rig.hl, "jobs") == ["x"]
 
 
 async def test_old_decision_is_forgotten_and_a_late_repeat_fails_instead_of_duplicating() -> None:
     async with opened() as rig:
-        coordinator = rig.hl.batches
+        coordinator = rig.hl.topics.batches
         for batch in ("old", "new"):
             await rig.hl.prepare_batch(batch, "1", some(batch), topic="jobs")
             await rig.hl.commit_batch(batch, ["1"])
@@ -598,11 +598,11 @@ async def test_decision_is_kept_until_every_topic_applied_it() -> None:
         rig.disk.inject("pwritev", path="jobs.")
         assert await rig.hl.commit_batch("batch", ["1"]) == 2
         rig.clock.advance(1000 * HOUR)
-        await rig.hl.batches.forget_old(HOUR)
+        await rig.hl.topics.batches.forget_old(HOUR)
         rig.io.release()
         await until(lambda: rig.runner().is_serving)
         assert await taken(rig.hl, "jobs") == ["x"]
-        await rig.hl.batches.forget_old(HOUR)
+        await rig.hl.topics.batches.forget_old(HOUR)
         assert await rig.hl.list_batches() == []
 
 
@@ -615,7 +615,7 @@ async def test_decision_is_forgotten_only_when_its_effects_are_durable(fsync: st
         journal = rig.runner("fast").loaded.journal
         assert journal.durable_unit < journal.written_unit, "its application is not durable yet"
         rig.clock.advance(1000 * HOUR)
-        await rig.hl.batches.forget_old(HOUR)
+        await rig.hl.topics.batches.forget_old(HOUR)
         assert await rig.hl.list_batches() == []
         assert journal.durable_unit == journal.written_unit
 

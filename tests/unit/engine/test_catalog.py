@@ -44,23 +44,23 @@ def test_power_cut_leaves_a_topic_with_its_suffix_or_no_topic(seed: int) -> None
 
 async def test_suffix_is_drawn_once_per_incarnation_and_kept_by_changes() -> None:
     async with opened() as rig:
-        suffix = rig.hl.topic_info("jobs").id_suffix
+        suffix = rig.hl.topics.topic_info("jobs").id_suffix
         assert 0 < suffix <= SUFFIX_MAX
         await rig.topic("other")
-        assert rig.hl.topic_info("other").id_suffix != suffix
+        assert rig.hl.topics.topic_info("other").id_suffix != suffix
         await rig.hl.update_topic("jobs", partitions=3)
         await rig.hl.update_topic("jobs", fsync="os")  # which loads the topic again
-        assert rig.hl.topic_info("jobs").id_suffix == suffix
+        assert rig.hl.topics.topic_info("jobs").id_suffix == suffix
         await rig.reopen()
-        assert rig.hl.topic_info("jobs").id_suffix == suffix
+        assert rig.hl.topics.topic_info("jobs").id_suffix == suffix
         await rig.hl.delete_topic("jobs")
         await rig.topic()
-        assert rig.hl.topic_info("jobs").id_suffix != suffix
+        assert rig.hl.topics.topic_info("jobs").id_suffix != suffix
 
 
 async def test_changed_suffix_in_the_catalog_is_corruption() -> None:
     async with opened() as rig:
-        path, suffix = f"{PATH}/catalog.json", rig.hl.topic_info("jobs").id_suffix
+        path, suffix = f"{PATH}/catalog.json", rig.hl.topics.topic_info("jobs").id_suffix
         await rig.hl.close()
         data = rig.disk.read_file(path)
         assert data.count(b"%d" % suffix) == 1

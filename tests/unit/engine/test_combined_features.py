@@ -63,7 +63,7 @@ class World:
 
     async def until_serving(self) -> None:
         async with asyncio.timeout(20):
-            while not all(runner.is_serving for runner in self.rig.hl._all_runners()):  # noqa: ASYNC110
+            while not all(runner.is_serving for runner in self.rig.hl.topics._all_runners()):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
     async def _enqueue(self) -> None:

@@ -241,13 +241,13 @@ def test_reload_does_not_move_the_time_that_leases_run_on(jump: float) -> None:
         await hl.enqueue("jobs", b"x")
         await hl.pop("jobs", visibility=600)
         rig.clock.advance(60)
-        before = hl._runners["jobs"].steady.now().steady
+        before = hl.topics._runners["jobs"].steady.now().steady
         rig.clock.jump_wall(jump)
         rig.disk.inject("fdatasync", path=".seg")
         with pytest.raises(heapline.TopicReloading):
             await hl.enqueue("jobs", b"y", delay=1e6)
         await asyncio.sleep(5)
-        assert hl._runners["jobs"].steady.now().steady == before + 5000
+        assert hl.topics._runners["jobs"].steady.now().steady == before + 5000
         assert await hl.pop("jobs") == []
 
     held_io.play(scene)
@@ -279,7 +279,7 @@ def test_wait_ends_when_the_only_message_turns_out_to_be_damaged() -> None:
         hl = await rig.opened({"cache_bytes": 0})
         await hl.enqueue("jobs", bytes(2000))
         await hl.enqueue("jobs", b"drives the first from memory", delay=1e6)
-        rig.disk.damage(hl._runners["jobs"].loader.directory + "/0000000001.seg", 3, "garbage")
+        rig.disk.damage(hl.topics._runners["jobs"].loader.directory + "/0000000001.seg", 3, "garbage")
         async with asyncio.timeout(60):
             assert await hl.pop("jobs", wait=2) == []
 

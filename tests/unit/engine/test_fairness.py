@@ -75,7 +75,7 @@ async def test_key_limit_holds_across_partitions_without_leftovers(tmp_path: Any
     await world.broker.enqueue_batch("jobs", batch)
     acked = await serve_all(world, rng, limit, len(batch))
     assert sorted(acked) == sorted(m.payload.decode() for m in batch)
-    runner = world.broker.runner("jobs")
+    runner = world.broker.topics.runner("jobs")
     assert [p.entries.parked.rows for p in runner.loaded.topic.partitions] == [0, 0, 0]
     await world.stop()
 
@@ -105,7 +105,7 @@ async def test_limit_and_rate_hold_after_a_failed_write() -> None:
     await hl.create_topic("jobs", fairness="keys", max_inflight_per_key=1, max_pops_per_second=20, **SMALL)
     await hl.enqueue_batch("jobs", [Outgoing(b"%d" % i, fairness_key="a" if i < 3 else None) for i in range(9)])
     assert [m.payload for m in await hl.pop("jobs", 9)] == [b"0", b"3"]
-    runner = hl.runner("jobs")
+    runner = hl.topics.runner("jobs")
     runner.poison(OSError("the disk said no"))
     while not runner.is_serving:  # noqa: ASYNC110 - nothing tells the end of it
         await asyncio.sleep(0)

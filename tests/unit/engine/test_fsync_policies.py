@@ -126,8 +126,8 @@ def test_interval_policy_continues_after_a_failed_sync() -> None:
         await asyncio.sleep(2)
         await hl.enqueue("jobs", b"y")
         await asyncio.sleep(1)
-        journal = hl._runners["jobs"].loaded.journal
-        assert hl._runners["jobs"].counters.reloads == 1
+        journal = hl.topics._runners["jobs"].loaded.journal
+        assert hl.topics._runners["jobs"].counters.reloads == 1
         assert journal.durable_unit == journal.written_unit
 
     held_io.play(scene)
@@ -150,6 +150,6 @@ def test_topic_continues_if_reopening_for_new_settings_is_interrupted(how: str) 
         await asyncio.sleep(1)
         async with asyncio.timeout(5):
             await hl.enqueue("jobs", b"x")
-        assert hl._runners["jobs"].loaded.journal._policy == "os"
+        assert hl.topics._runners["jobs"].loaded.journal._policy == "os"
 
     held_io.play(scene)

@@ -97,14 +97,14 @@ class Scene:
         hl = self.node.hl
         (info,) = await hl.list_topics()
         assert (info.config.partitions, info.config.max_backlog, info.config.tick) == (5, 1000, 0.05)
-        assert hl._runners["jobs"].loaded.topic.partitions[0].entries.delays.tick_ms == 50
+        assert hl.topics._runners["jobs"].loaded.topic.partitions[0].entries.delays.tick_ms == 50
         self.answered.append("grown")
         await self.check()
 
     async def check(self) -> None:
         hl = self.node.hl
         (info,) = await hl.list_topics()
-        topic = hl._runners["jobs"].loaded.topic
+        topic = hl.topics._runners["jobs"].loaded.topic
         assert (info.config.partitions, info.config.max_backlog) in ((2, 0), (5, 1000))
         assert info.config == topic.config
         assert len(topic.partitions) == info.config.partitions

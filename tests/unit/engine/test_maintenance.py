@@ -372,13 +372,13 @@ def test_segment_is_not_deleted_before_the_acks_that_emptied_it_are_durable() ->
         rig.io.hold = {"commit"}
         acking = asyncio.ensure_future(hl.ack(held))
         await held_io.spin()
-        reclaiming = asyncio.ensure_future(hl._runners["jobs"].upkeep.reclaim())
+        reclaiming = asyncio.ensure_future(hl.topics._runners["jobs"].upkeep.reclaim())
         await held_io.spin()
         after = rig.disk.crash(random.Random(5))
         assert not acking.done()
         rig.io.let_go()
         await asyncio.gather(acking, reclaiming)
-        assert hl._runners["jobs"].upkeep.segments_reclaimed_total == 1
+        assert hl.topics._runners["jobs"].upkeep.segments_reclaimed_total == 1
         rig.clock.advance(3600)
         again = await rig.broker(after).__aenter__()
         await asyncio.sleep(5)

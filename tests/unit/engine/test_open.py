@@ -245,7 +245,7 @@ async def test_catalog_of_a_newer_version_is_refused() -> None:
 
 async def test_snapshot_state_of_another_version_is_refused() -> None:
     async with opened() as rig:
-        topic = rig.hl._runners["jobs"].loaded.topic
+        topic = rig.hl.topics._runners["jobs"].loaded.topic
         state = msgspec.msgpack.decode(freeze(topic, 1).encode())
         assert state[0] == STATE_VERSION == 1
         with pytest.raises(heapline.UnknownFormat, match=r"x\.snap has format version 2"):
@@ -337,12 +337,12 @@ def test_closing_one_topic_does_not_change_the_budget_shared_with_another() -> N
     async def scene(rig: held_io.Rig) -> None:
         hl = await rig.opened()
         await hl.enqueue("jobs", bytes(1000))
-        journal = hl._runners["jobs"].loaded.journal
+        journal = hl.topics._runners["jobs"].loaded.journal
         thread = threading.Thread(target=journal.close)
         thread.start()
         thread.join()
-        assert hl._budget.used_bytes > 1000
-        await hl._runners["jobs"].close()
-        assert hl._budget.used_bytes == 0
+        assert hl.topics._budget.used_bytes > 1000
+        await hl.topics._runners["jobs"].close()
+        assert hl.topics._budget.used_bytes == 0
 
     held_io.play(scene)

@@ -8,7 +8,6 @@ import pytest
 
 from heapline.contract.errors import BadRequest
 from heapline.contract.message import Outgoing
-from heapline.engine.metrics_source import measure
 from tests.unit.engine.rig import Rig, opened
 from tests.unit.engine.stream_rig import told
 from tests.unit.engine.test_maintenance import BULK, churn, reclaim
@@ -75,7 +74,7 @@ async def test_group_that_does_not_hold_is_moved_on_with_the_journals_start(how:
         start, _ = (await rig.hl.offsets("jobs"))[0]
         assert place.committed >= start
         assert place.lag == len((await told(rig.runner())).offsets)
-        (topic,) = (await measure(rig.hl)).topics
+        (topic,) = (await rig.hl.metrics()).topics
         assert topic.totals["moved_on"] == rig.runner().upkeep.reclaimer.groups_moved_on_total > 0
         await churn(rig)
         await reclaim(rig)

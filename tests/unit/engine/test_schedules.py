@@ -215,7 +215,7 @@ async def test_misfire_policy_decides_what_fires_after_downtime(misfire: str, co
         await rig.open()
         await rig.hl.fire_schedules()
         assert len(await fired(rig.hl)) == count
-        assert rig.hl.schedules.missed == 1
+        assert rig.hl.topics.schedules.missed == 1
         await pass_time(rig, 1800)
         assert len(await fired(rig.hl)) == 1, "then on time again"
 
@@ -224,10 +224,10 @@ async def test_thousands_of_due_schedules_are_all_fired() -> None:
     async with opened() as rig:
         await rig.hl.create_schedule("s0", every=60, topic="jobs")
         for n in range(600):
-            rig.hl.schedules._book.set(make_schedule(f"s{n}", every=60, topic="jobs"), 0)
+            rig.hl.topics.schedules._book.set(make_schedule(f"s{n}", every=60, topic="jobs"), 0)
         await pass_time(rig, 60)
         assert (await rig.hl.stats("jobs")).ready == 600
-        commits = rig.hl.schedules.store.topic.runner.counters.commits  # type: ignore[union-attr]
+        commits = rig.hl.topics.schedules.store.topic.runner.counters.commits  # type: ignore[union-attr]
         assert commits < 100, "their marks are written together"
 
 
@@ -325,7 +325,7 @@ async def test_journal_of_schedules_stays_small_however_often_they_fire() -> Non
         for _ in range(100):  # the size of five segments
             clock.advance(60)
             await hl.fire_schedules()
-        runner = hl.schedules.store.topic.runner
+        runner = hl.topics.schedules.store.topic.runner
         assert runner is not None
         async with asyncio.timeout(20):
             while runner.upkeep.segments_reclaimed_total < 3:  # noqa: ASYNC110 - nothing tells
@@ -351,7 +351,7 @@ async def _until_known(rig: Rig) -> None:
 async def test_full_disk_refuses_a_schedule_and_keeps_none() -> None:
     async with opened() as rig:
         await rig.hl.create_schedule("a", every=60, topic="jobs")
-        runner = rig.hl.schedules.store.topic.runner
+        runner = rig.hl.topics.schedules.store.topic.runner
         assert runner is not None
         rig.disk.capacity = rig.disk.used
         made = ["a"]
@@ -435,12 +435,12 @@ async def test_schedule_book_older_than_its_topics_does_not_fire_twice() -> None
     """As after a restore: schedules were copied first, then one was changed and fired, then its topic was copied."""
     async with opened() as rig:
         await rig.hl.create_schedule("a", every=60, topic="jobs", misfire="all", grace=0)
-        store = rig.hl.schedules.store
+        store = rig.hl.topics.schedules.store
         old = await store.read()
         rig.clock.advance(1)
         await rig.hl.create_schedule("a", every=60, topic="jobs", misfire="all", grace=0, payload=b"new")
         await pass_time(rig, 120)
-        rig.hl.schedules._kept.book = Book.from_state(old)
+        rig.hl.topics.schedules._kept.book = Book.from_state(old)
         await pass_time(rig, 60)
         await pass_time(rig, 5)
         found = await fired(rig.hl)

@@ -16,10 +16,10 @@ async def test_samples_are_depths_and_what_was_done_since() -> None:
         await rig.hl.enqueue("jobs", b"b", delay=3600)
         await rig.hl.enqueue("other", b"c")
         rig.clock.advance(10)
-        await rig.hl.series.sample()
+        await rig.hl.topics.series.sample()
         await rig.hl.ack(await rig.hl.pop("jobs"))
         rig.clock.advance(10)
-        await rig.hl.series.sample()
+        await rig.hl.topics.series.sample()
         found = await rig.hl.stats_series("jobs")
         assert (found.topic, found.interval, found.seconds) == ("jobs", 10, [10, 10])
         assert (found.enqueued, found.done, found.failed) == ([2, 0], [0, 1], [0, 0])
@@ -36,7 +36,7 @@ async def test_series_survive_a_restart() -> None:
         for _ in range(3):
             await rig.hl.enqueue("jobs", b"x")
             rig.clock.advance(10)
-            await rig.hl.series.sample()
+            await rig.hl.topics.series.sample()
         before = await rig.hl.stats_series("jobs"), await rig.hl.stats_series()
         await rig.reopen()
         assert (await rig.hl.stats_series("jobs"), await rig.hl.stats_series()) == before
@@ -53,10 +53,10 @@ async def test_idle_topic_has_no_file_and_a_deleted_one_leaves_none() -> None:
         ]  # fmt: skip
         await rig.hl.enqueue("jobs", b"x")
         rig.clock.advance(10)
-        await rig.hl.series.sample()
+        await rig.hl.topics.series.sample()
         await rig.hl.delete_topic("jobs")
-        await rig.hl.series.write()
-        await rig.hl.series.sample()
+        await rig.hl.topics.series.write()
+        await rig.hl.topics.series.sample()
         assert [path.removeprefix(PATH) for path in rig.files(f"/{FILE}")] == ["/series"]
 
 
@@ -65,7 +65,7 @@ async def test_damaged_file_is_begun_again(content: bytes) -> None:
     async with opened(series=True) as rig:
         await rig.hl.enqueue("jobs", b"x")
         rig.clock.advance(10)
-        await rig.hl.series.sample()
+        await rig.hl.topics.series.sample()
         await rig.hl.close()
         for path in rig.files(f"/{FILE}"):
             rig.disk.write_file_atomic(path, content)
@@ -73,7 +73,7 @@ async def test_damaged_file_is_begun_again(content: bytes) -> None:
         assert (await rig.hl.stats_series("jobs")).times == []
         await rig.hl.enqueue("jobs", b"x")
         rig.clock.advance(10)
-        await rig.hl.series.sample()
+        await rig.hl.topics.series.sample()
         assert (await rig.hl.stats_series("jobs")).enqueued == [1]
 
 
@@ -82,7 +82,7 @@ async def test_points_older_than_a_day_and_before_since_are_left_out() -> None:
         for _ in range(2):
             await rig.hl.enqueue("jobs", b"x")
             rig.clock.advance(20 * 3600)
-            await rig.hl.series.sample()
+            await rig.hl.topics.series.sample()
         found = await rig.hl.stats_series("jobs")
         assert len(found.times) == 2
         rig.clock.advance(10 * 3600)
@@ -108,8 +108,8 @@ async def test_full_disk_costs_only_the_series(monkeypatch: pytest.MonkeyPatch) 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(rig.disk, "write_file_atomic", full)
-    await rig.hl.series.sample()
-    await rig.hl.series.write()
+    await rig.hl.topics.series.sample()
+    await rig.hl.topics.series.write()
     monkeypatch.undo()
     await rig.reopen()
     assert (await rig.hl.stats("jobs")).ready == 1

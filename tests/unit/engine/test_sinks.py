@@ -35,7 +35,7 @@ async def test_last_version_of_a_sink_is_never_forgotten() -> None:
         await committed(rig, "b1", 1)
         for _ in range(3):
             rig.clock.advance(8 * DAY)
-            await rig.hl.batches.forget_old(7 * DAY)
+            await rig.hl.topics.batches.forget_old(7 * DAY)
             await rig.reopen()
         assert [(s.name, s.version, s.batch_id) for s in await rig.hl.list_sinks()] == [("s", 1, "b1")]
         assert await committed(rig, "again", 1) == 1, "the first commit's answer is still known"
@@ -48,8 +48,8 @@ async def test_many_commits_of_a_sink_leave_few_decisions_behind() -> None:
     async with opened() as rig:
         for version in range(3 * SINK_KEPT):
             await committed(rig, f"b{version}", version)
-        await rig.hl.batches.forget_old(7 * DAY)
-        assert len(rig.hl.batches.decisions.all()) == SINK_KEPT
+        await rig.hl.topics.batches.forget_old(7 * DAY)
+        assert len(rig.hl.topics.batches.decisions.all()) == SINK_KEPT
         assert await committed(rig, "again", 0) == 0
         assert await committed(rig, "again", 3 * SINK_KEPT - 1) == 1
         assert len(await taken(rig.hl, "jobs")) == 3 * SINK_KEPT
@@ -60,7 +60,7 @@ async def test_late_part_of_a_forgotten_version_is_rejected() -> None:
         last = 2 * SINK_KEPT
         for version in range(last + 1):
             await committed(rig, f"b{version}", version)
-        await rig.hl.batches.forget_old(7 * DAY)
+        await rig.hl.topics.batches.forget_old(7 * DAY)
         for _ in range(2):
             with pytest.raises(BatchDecided, match=f"is version 0 of sink 's', and version {last} was committed"):
                 await rig.hl.prepare_batch("b0", "late", some("late"), topic="jobs", sink="s", version=0)
@@ -76,7 +76,7 @@ async def test_last_version_is_kept_despite_newer_commits_of_other_sinks() -> No
         await committed(rig, "a", 5, sink="a")
         rig.clock.advance(30 * DAY)
         await committed(rig, "b", 0, sink="b")
-        await rig.hl.batches.forget_old(7 * DAY)
+        await rig.hl.topics.batches.forget_old(7 * DAY)
         assert await committed(rig, "a again", 5, sink="a") == 1
         assert len(await taken(rig.hl, "jobs")) == 2
 
@@ -131,7 +131,7 @@ async def test_commit_in_doubt_is_settled_before_its_version_is_committed_again(
 ) -> None:
     async with opened() as rig:
         await rig.hl.commit_batch("first", [])
-        system = rig.hl.batches.decisions.topic.runner
+        system = rig.hl.topics.batches.decisions.topic.runner
         assert system is not None
         enqueue = system.enqueue
 

@@ -324,7 +324,7 @@ def test_extend_returns_the_durable_deadline() -> None:
         hl = await rig.opened()
         await hl.enqueue("jobs", b"x")
         (message,) = await hl.pop("jobs", visibility=30)
-        now = hl._runners["jobs"].steady.now().steady
+        now = hl.topics._runners["jobs"].steady.now().steady
         await held_io.spin()
         rig.io.hold, rig.io.answers_held = {"commit"}, True
         first = asyncio.ensure_future(hl.extend(message, 60))

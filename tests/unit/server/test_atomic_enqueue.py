@@ -129,7 +129,7 @@ async def test_applied_decisions_are_forgotten_and_others_stay() -> None:
         await rig.hl.prepare_batch("b", "p", shares())
         await rig.hl.commit_batch("b", ["p"])
         await rig.hl.do(ForgetBatch("unknown"))
-        await rig.hl.batches.forget_old(3600)
+        await rig.hl.topics.batches.forget_old(3600)
         assert [b.batch_id for b in await rig.hl.list_batches()] == ["b"]
         await rig.reopen()
         assert [b.batch_id for b in await rig.hl.list_batches()] == ["b"]

@@ -26,7 +26,7 @@ def test_archive_leases_the_journal_for_the_view_furthest_behind(tmp_path: Path)
             hl.enqueue_batch("jobs", [Outgoing(bytes(100_000))] * 5)
         archive(TasksAtOnce(), where, "jobs", lake, views=("events",))
         fill(hl, 10)
-        directory = hl._broker.runner("jobs").loader.directory
+        directory = hl._broker.topics.runner("jobs").loader.directory
         held: list[int] = []
 
         class Watched(TasksAtOnce):

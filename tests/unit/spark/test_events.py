@@ -64,7 +64,7 @@ async def live_through_everything(rig: Rig) -> None:
 
 def naive(rig: Rig) -> list[dict[str, Any]]:
     folder = next(path.rpartition("/")[0] for path in rig.files(".seg") if "/jobs." in path)
-    place = TopicFiles("jobs", folder, id_suffix=rig.hl.topic_info("jobs").id_suffix)
+    place = TopicFiles("jobs", folder, id_suffix=rig.hl.topics.topic_info("jobs").id_suffix)
     found = dumped(rig.disk, place, Selection(), running=True)
     return sorted(found, key=lambda row: (row["partition"], row["offset"]))
 

@@ -46,7 +46,7 @@ async def enqueued(rig: Rig, batches: list[list[Outgoing]]) -> dict[int, Outgoin
 async def test_every_field_of_a_message_is_in_its_column(batches: list[list[Outgoing]]) -> None:
     async with opened(topic={"partitions": 3, "fairness": "keys"}) as rig:
         sent = await enqueued(rig, batches)
-        now, suffix = from_ms(rig.clock.wall_ms()), rig.hl.topic_info("jobs").id_suffix
+        now, suffix = from_ms(rig.clock.wall_ms()), rig.hl.topics.topic_info("jobs").id_suffix
         found = rows(rig, includeHeaders="true")
         assert sorted(row["id"] for row in found) == sorted(sent)
         for row in found:

@@ -72,7 +72,7 @@ async def squeezed(rig: Rig) -> None:
 async def reported_ranges(rig: Rig) -> dict[int, tuple[int, int]]:
     """Return the starts and ends according to broker, index and directory."""
     reported = await rig.hl.offsets("jobs")
-    runner = rig.hl.runner("jobs")
+    runner = rig.hl.topics.runner("jobs")
     index = index_after(runner, 0, await bounds(runner), None)
     assert dict(enumerate(zip(index.starts, index.ends, strict=True))) == reported
     log = source_of(rig).open(source_of(rig).topics()[0])

@@ -87,7 +87,7 @@ async def test_server_and_directory_return_the_same_state() -> None:
         )
         await rig.hl.pop("jobs", 5)
         for dead in (False, True):
-            live = await state_rows.pin(rig.hl.runner("jobs"), dead)
+            live = await state_rows.pin(rig.hl.topics.runner("jobs"), dead)
             log = source_of(rig).open(source_of(rig).topics()[0])
             log.refresh()
             still = log.state_rows(dead)
@@ -95,7 +95,7 @@ async def test_server_and_directory_return_the_same_state() -> None:
             assert (live.texts, live.ends, live.segment_bytes) == (still.texts, still.ends, still.segment_bytes)
         await rig.hl.snapshot("jobs")  # as whole as before it was pinned
         await rig.reopen()
-        assert ((await state_rows.pin(rig.hl.runner("jobs"), True)).rows == live.rows).all()
+        assert ((await state_rows.pin(rig.hl.topics.runner("jobs"), True)).rows == live.rows).all()
 
 
 async def test_state_view_is_stable_while_the_queue_works() -> None:
@@ -179,7 +179,7 @@ def test_state_views_reject_streams_and_ranges(view: str) -> None:
 async def test_state_plan_is_small() -> None:
     async with opened(topic={"partitions": 2}) as rig:
         await rig.hl.enqueue_batch("jobs", [Outgoing(b"x" * 20, i % 7) for i in range(8000)], atomic=False)
-        pinned = await state_rows.pin(rig.hl.runner("jobs"), dead=False)
+        pinned = await state_rows.pin(rig.hl.topics.runner("jobs"), dead=False)
         packed = pack(pinned.rows)
         assert len(packed) < 20 * len(pinned.rows)
         assert (unpack(packed) == pinned.rows).all()

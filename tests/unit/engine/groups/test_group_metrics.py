@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from heapline.core.latency import BOUNDS_MS, Latency
-from heapline.engine.metrics_source import measure
 from heapline.testing import HandClock
 from tests.unit.engine.groups.test_groups import ack, fetch, let_pass, world
 
@@ -44,7 +43,7 @@ async def test_lag_redeliveries_timeouts_and_rebalances_are_measured() -> None:
         await let_pass(clock, 2)
         await ack(hl, await fetch(hl))
         await hl.enqueue("jobs", b"z")
-        (topic,) = (await measure(hl)).topics
+        (topic,) = (await hl.metrics()).topics
         (group,) = topic.groups
         assert (group.name, group.lag, group.members, group.dead) == ("g", 1, 1, 0)
         told = {name: topic.totals[name] for name in ("redeliveries", "rebalances", "group_timeouts", "group_dead")}

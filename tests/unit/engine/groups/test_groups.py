@@ -68,7 +68,7 @@ async def test_old_fired_rows_and_unwritten_rows_are_delivered_together() -> Non
         await hl.create_topic("jobs", **SMALL)
         await hl.create_group("jobs", "g")
         await hl.enqueue_batch("jobs", [Outgoing(b"old %d" % i, delay=10) for i in range(3)])
-        hl._runners["jobs"].loaded.journal.cache.clear()
+        hl.topics._runners["jobs"].loaded.journal.cache.clear()
         clock.advance(10.5)
         _, got = await asyncio.gather(hl.enqueue_batch("jobs", [Outgoing(b"new")] * 3), fetch(hl, wait=5))
         for _ in range(5):

@@ -143,7 +143,7 @@ class World:
     async def kill(self, n: int) -> None:
         if n % 3 == 0:
             await self.hl.snapshot("jobs")
-        for runner in self.hl._all_runners():
+        for runner in self.hl.topics._all_runners():
             runner.is_closed = True  # the broker does nothing more, as after a kill
             if runner.turns._timer is not None:
                 runner.turns._timer.cancel()

@@ -12,7 +12,6 @@ from heapline.contract.message import Outgoing
 from heapline.engine.groups.member_calls import FetchCall
 from heapline.engine.groups.page_reader import PageStore
 from heapline.engine.groups.pages import Page
-from heapline.engine.metrics_source import measure
 from heapline.testing import MemoryBroker
 from tests.unit.engine.groups.group_calls import fetch, fill, payloads
 from tests.unit.engine.rig import Rig, opened, settle
@@ -104,7 +103,7 @@ async def test_group_below_the_logs_start_continues_there_with_a_log_line(
         assert (await rig.hl.group_offsets("jobs", "g"))[0].committed < start
         await rig.reopen()
         got = await fetch(rig.hl, "a", wait=5.0)
-        assert (await measure(rig.hl)).topics[0].totals["moved_on"] == 1
+        assert (await rig.hl.metrics()).topics[0].totals["moved_on"] == 1
         await rig.reopen()
         (place,) = await rig.hl.group_offsets("jobs", "g")
         assert place.committed >= start

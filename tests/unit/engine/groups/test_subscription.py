@@ -398,7 +398,7 @@ async def test_acks_of_non_members_leave_no_state() -> None:
         for number in range(3):
             with pytest.raises(DeliveryLost):
                 await hl.group_ack("jobs", "g", f"nobody-{number}", {0: [0]}, session="s")
-        assert hl.runner("jobs").streams.sessions._current == {}
+        assert hl.topics.runner("jobs").streams.sessions._current == {}
 
 
 @pytest.fixture

@@ -327,8 +327,8 @@ class CutRig(Rig):
     async def crash(self, draw: random.Random) -> None:
         """Return the disk as a power cut leaves it."""
         self.io.is_cut = True  # type: ignore[attr-defined]
-        self.hl.replays.stop()
-        for runner in self.hl._all_runners():
+        self.hl.topics.replays.stop()
+        for runner in self.hl.topics._all_runners():
             runner.is_closed = True
             for task in list(runner.tasks):
                 task.cancel()
@@ -494,7 +494,7 @@ async def test_jobs_that_cannot_be_listed_at_first_start_later(monkeypatch: pyte
             await rig.hl.get_replay("r")
         rig.clock.advance(10_000)
         async with asyncio.timeout(30):
-            while rig.hl.replays._refusal is not None:  # noqa: ASYNC110
+            while rig.hl.topics.replays._refusal is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert (await rig.hl.get_replay("r")).state == "running"
 
@@ -514,7 +514,7 @@ async def test_jobs_are_listed_again_after_a_bug_and_calls_fail_meanwhile(
             with pytest.raises(heapline.UnavailableError, match="see the server's log"):
                 await rig.hl.get_replay("r")
         async with asyncio.timeout(30):
-            while rig.hl.replays._refusal is not None:  # noqa: ASYNC110
+            while rig.hl.topics.replays._refusal is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert (await rig.hl.get_replay("r")).state == "done"
         assert caplog.text.count("cannot list replays; will retry") == 1

@@ -118,7 +118,7 @@ async def test_time_ranges_are_found_by_the_index_of_a_long_journal() -> None:
         moments.append(clock.now())
         await hl.enqueue("jobs", b"%d" % i + b"." * 60_000)
         await pass_time(hl, clock, 1)
-    runner = hl.runner("jobs")
+    runner = hl.topics.runner("jobs")
     reader = runner.loaded.journal.reader()
     assert len(reader.segments()) > 2
     for i in (0, 1, 17, 30, 59):
