@@ -68,7 +68,7 @@ def test_waiting_forever_is_reported_as_a_deadlock() -> None:
     async def work() -> None:
         await asyncio.get_running_loop().create_future()
 
-    with pytest.raises(Deadlock, match="wait for ever"):
+    with pytest.raises(Deadlock, match="wait forever"):
         run(work())
 
 
