@@ -12,9 +12,10 @@ from heapline.contract.admin import ListKeys
 from heapline.contract.batches import ListBatches
 from heapline.contract.call import CALLS
 from heapline.contract.config import BrokerConfig
+from heapline.contract.dead_letters import GroupDeadLetters
 from heapline.contract.errors import MessageNotFound
 from heapline.contract.groups import ListGroups
-from heapline.contract.inspection import Explain, ListLeases, MessageHistory, SearchMessages, StatsSeries
+from heapline.contract.inspection import Explain, GetDueTimes, ListLeases, MessageHistory, SearchMessages, StatsSeries
 from heapline.contract.replays import ListReplays
 from heapline.contract.schedules import ListSchedules
 from heapline.contract.topics import SetPartitionThrottled, Snapshot
@@ -51,6 +52,8 @@ CALLS_BY_FEATURE = {
     "series": StatsSeries("jobs"),
     "history": MessageHistory("jobs", 1),
     "search": SearchMessages("jobs", "x"),
+    "due_times": GetDueTimes("jobs"),
+    "dlq_groups": GroupDeadLetters("jobs"),
 }
 
 

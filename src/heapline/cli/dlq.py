@@ -1,4 +1,4 @@
-"""`heapline dlq list|replay|delete`: the dead letters of a topic."""
+"""`heapline dlq list|groups|count|replay|delete`: the dead letters of a topic."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Annotated, Any
 
 import typer
 from msgspec import Meta
+from rich.table import Table
 
 from heapline.cli.connection import NetworkGroup, TopicArgument
-from heapline.cli.message_view import JSON_HELP, message_json, messages_table
+from heapline.cli.message_view import JSON_HELP, ago, message_json, messages_table
 from heapline.cli.options import Panel, Past, YesOption
-from heapline.cli.output import Output, bold, confirm, count, counted
+from heapline.cli.output import Output, bold, columns_table, confirm, count, counted, harmless
 from heapline.contract.broker import Broker
+from heapline.contract.dead_letters import DeadLetterGroup
 from heapline.contract.errors import BadRequest
 from heapline.contract.ids import parse_id
 from heapline.contract.message import DlqFilter
+from heapline.wire.json_forms import to_json
 
 PANEL = Panel("Which dead letters")
 COUNT_MAX = 100  # letters counted before a question: they are transferred with their payloads
@@ -103,6 +106,36 @@ async def delete_command(
         confirm(f"Permanently delete {await _describe(hl, topic, ids, where)} of {topic}?", yes)
     deleted = await hl.dlq_delete(topic, ids or None, where=where)
     out.row({"count": deleted}, f"{counted(deleted, 'dead letter')} of {bold(topic)} deleted")
+
+
+@app.call("groups", example="jobs", json="one object per group: reason, count, match, example, tasks, message_ids, …")
+async def groups_command(
+    hl: Broker,
+    out: Output,
+    topic: TopicArgument,
+    limit: Annotated[int, "-n", "Maximum number of groups.", Meta(ge=1, le=200)] = 20,
+) -> None:
+    """Show the dead letters of a topic by reason, the largest group first; numbers and ids in reasons do not count."""
+    found = await hl.dlq_groups(topic, limit)
+    out.rows(found.items, _groups_table, empty=f"{bold(topic)} has no dead letters", json=to_json)
+    if found.others:
+        out.note(f"{counted(found.others, 'dead letter')} of other reasons", "dim")
+
+
+def _groups_table(groups: list[DeadLetterGroup]) -> Table:
+    rows = [
+        (count(group.count), harmless(group.reason), harmless(", ".join(group.tasks)), ago(group.last_at))
+        for group in groups
+    ]
+    return columns_table("", ("count", "reason", "tasks", "last"), rows, right=(0,))
+
+
+@app.call("count", example="jobs --reason timeout", json='{"count": NUMBER, "as_of": TIME}.', where=_filter)
+async def count_command(hl: Broker, out: Output, where: DlqFilter | None, topic: TopicArgument) -> None:
+    """Report how many dead letters an option selects, and what selects exactly these in a replay or deletion."""
+    found = await hl.dlq_count(topic, where)
+    as_of = found.as_of.isoformat().replace("+00:00", "Z")
+    out.row(found, f"{counted(found.count, 'dead letter')}; add --died-before {as_of} to select no later ones")
 
 
 def _check_chosen(verb: str, topic: str, ids: Any, everything: bool, where: DlqFilter | None) -> None:

@@ -34,6 +34,7 @@ from heapline.contract.broker import Broker
 from heapline.contract.config import FIXED_FIELDS, Aging, Backoff, TopicConfig
 from heapline.contract.errors import BadRequest, PermissionDenied, TopicNotFound
 from heapline.contract.message import LogStats, PartitionStats, TopicInfo, TopicStats
+from heapline.wire.json_forms import to_json
 
 JSON_HELP = (
     "one object per topic, with topic, incarnation, config (its settings, in seconds and bytes) and, if you may read "
@@ -349,6 +350,22 @@ def _state_facts(stats: TopicStats) -> list[tuple[str, str]]:
         ("journal", _journal(stats.log) if stats.log is not None else ""),
         ("durability", stats.durability),
     ]
+
+
+@app.call("due", example="jobs", json="one object: overdue, hour (by minute), day (by half hour), later.")
+async def due_command(hl: Broker, out: Output, topic: TopicArgument) -> None:
+    """Show when delayed messages become due, over the next hour and day, and where many do at once."""
+    found = await hl.due_times(topic)
+    spans = [part for part in (*found.hour, *found.day[2:]) if part.count]
+    cells = [
+        (clock(part.at), span(part.seconds), count(part.count), "[yellow]herd[/yellow]" if part.is_herd else "")
+        for part in spans
+    ]
+    rest = depths({name: n for name, n in (("overdue", found.overdue), ("later", found.later)) if n})
+    names = ("from", "within", "messages", "")
+    shown: list[Table | str] = [columns_table("", names, cells, right=(1, 2))] if cells else []
+    shown += [rest] if rest else []
+    out.row(to_json(found), *(shown or [f"nothing is delayed in {bold(topic)}"]))
 
 
 def _journal(log: LogStats) -> str:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
 from heapline.contract.call import Command, Count, Page, Repeat, Right, call
 from heapline.contract.errors import BadRequest
 from heapline.contract.fields import (
@@ -60,6 +65,50 @@ class DeleteDeadLetters(Command[Count]):
     def validate(self) -> None:
         if self.ids is None and self.where is None:
             raise BadRequest("say which: give ids, or where (an empty filter matches all)")
+
+
+class DeadLetterGroup(Struct, frozen=True, kw_only=True):
+    """Dead letters whose reasons differ only in numbers and ids."""
+
+    reason: str  # the last line, with # for numbers and ids
+    count: int
+    match: str | None  # longest part of it without #: as DlqFilter.reason it selects these letters, perhaps more
+    example: str  # the whole reason of the newest letter
+    first_at: datetime
+    last_at: datetime
+    message_ids: list[str]  # of some of them
+    tasks: list[str]  # named by these
+
+
+class DeadLetterGroups(Struct, frozen=True, kw_only=True):
+    items: list[DeadLetterGroup]  # largest first
+    count: int  # letters in all groups
+    others: int = 0  # letters of groups beyond the limit
+    as_of: datetime  # letters that died before; give it as DlqFilter.died_before to act on no later ones
+
+
+@call(id=0x34, rpc="DlqGroups", http="GET /v1/dlq:groups", needs=Right.CONSUME, feature="dlq_groups")
+class GroupDeadLetters(Command[DeadLetterGroups]):
+    """Count dead letters by reason, with the tasks of some of them."""
+
+    topic: Topic
+    limit: Annotated[int, Meta(ge=1, le=200)] = 50
+
+
+class DeadLetterCount(Struct, frozen=True):
+    count: int
+    as_of: datetime  # as in DeadLetterGroups
+
+
+@call(id=0x35, rpc="DlqCount", http="GET /v1/dlq:count", needs=Right.CONSUME, feature="dlq_groups")
+class CountDeadLetters(Command[DeadLetterCount]):
+    """Count the dead letters that a filter selects, before a replay or deletion of exactly these.
+
+    Give `as_of` as the filter's `died_before` to that call. Letters that die meanwhile are then left alone.
+    """
+
+    topic: Topic
+    where: DlqFilter | None = None
 
 
 def size_of(info: MessageInfo) -> int:

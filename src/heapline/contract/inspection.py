@@ -245,3 +245,27 @@ class SearchMessages(Command[SearchResult]):
     def validate(self) -> None:
         if self.text is None and self.key is None and self.header is None:
             raise BadRequest("say what to search for: give text, key (the whole key) or header (NAME=VALUE, or a name)")
+
+
+class DueSpan(Struct, frozen=True, omit_defaults=True):
+    """Delayed messages that become due within `seconds` from `at`."""
+
+    at: datetime
+    seconds: int
+    count: int
+    is_herd: bool = False  # many more than around it
+
+
+class DueHistogram(Struct, frozen=True, kw_only=True):
+    topic: str
+    overdue: int  # about to fire
+    hour: list[DueSpan]  # the next hour, minute by minute
+    day: list[DueSpan]  # the next day, in half hours
+    later: int
+
+
+@call(id=0xB7, rpc="DueTimes", http="GET /v1/heaps/{topic}/due", needs=Right.CONSUME, feature="due_times")
+class GetDueTimes(Command[DueHistogram]):
+    """Return when delayed messages become due: over the next hour and the next day."""
+
+    topic: Topic

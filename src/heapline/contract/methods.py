@@ -321,6 +321,7 @@ class Methods:
     explain = command(inspection.Explain)
     message_history = command(inspection.MessageHistory)
     search_messages = command(inspection.SearchMessages)
+    due_times = command(inspection.GetDueTimes)
 
     @plain
     async def list_leases(
@@ -362,6 +363,9 @@ class Methods:
         """Delete dead letters and return how many."""
         result: Count = await self.do(dead_letters.DeleteDeadLetters(topic, listed_ids(ids), where))
         return result.count
+
+    dlq_groups = command(dead_letters.GroupDeadLetters)
+    dlq_count = command(dead_letters.CountDeadLetters)
 
     # -- consumer groups -------------------------------------------------------------------------------------------
 

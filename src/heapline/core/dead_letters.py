@@ -114,6 +114,12 @@ class DeadLetters:
                 piece = slice(first, first + PIECE_ROWS)
                 yield from zip(*(c[piece].tolist() for c in (chunk.ats, chunk.ids, chunk.positions)), strict=True)
 
+    def chunks_after(self, place: Place) -> Iterator[DeadRows]:
+        """Yield the dead letters after this place as columns, at most CHUNK_ROWS at a time, oldest first."""
+        for chunk in self._chunks[self._chunk_of(place) :]:
+            yield chunk.only(slice(chunk.up_to(place), None))
+            place = BEFORE_ALL
+
     def rows(self) -> DeadRows:
         """Return all dead letters."""
         return _join(self._chunks)

@@ -25,6 +25,8 @@ from heapline.core.now import Now
 
 #: Rows of a run that share one remembered oldest id: a block counts until its last row is removed.
 BLOCK_ROWS = 4096
+#: What makes a number of messages due in one span a herd.
+HERD_MIN, HERD_FACTOR = 100, 10
 
 _SERIES = [digit * 10**power for power in range(19) for digit in (1, 2, 5)]  # 1, 2, 5, 10, … 5·10^18
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
@@ -55,12 +57,13 @@ class Census:
             counts[high] += len(keys) - at
         return scaled(counts, self._entries.ready)
 
-    def dues(self, now: Now) -> I64:
-        """Return how many delayed messages are due within each of DUE_WITHIN, and how many later. Each counts once."""
-        entries, counts = self._entries, [0] * (len(DUE_WITHIN) + 1)
+    def dues(self, now: Now, spans: Sequence[int] = DUE_WITHIN) -> I64:
+        """Return how many delayed messages are due within each of these seconds, which ascend, and how many later.
+        Each counts once."""
+        entries, counts = self._entries, [0] * (len(spans) + 1)
         for wheel, time in ((entries.delays, now.steady), (entries.calendar, now.wall)):
             if len(wheel):
-                more = wheel.count_until([time + within * 1000 for within in DUE_WITHIN])
+                more = wheel.count_until([time + within * 1000 for within in spans])
                 counts = [a + b for a, b in zip(counts, more, strict=True)]
         return scaled(counts, entries.delayed)
 
@@ -82,6 +85,12 @@ class Census:
         for run in self._entries.parked.runs():  # these change, so they are read every time
             oldest = min(oldest, int(run.ids[run.start :].min()))
         return oldest
+
+
+def herds(counts: Sequence[int]) -> list[bool]:
+    """Return which of these counts stand out: at least HERD_MIN, and HERD_FACTOR times the mean of the others."""
+    total = sum(counts)
+    return [count >= HERD_MIN and count * (len(counts) - 1) >= HERD_FACTOR * (total - count) for count in counts]
 
 
 def _oldest_by_block(run: Run) -> I64:

@@ -54,7 +54,7 @@ class EmbeddedBroker(Broker):
 
     features: ClassVar[frozenset[str]] = frozenset((
         "queue", "partitions", "events", "log", "groups", "replay", "schedules", "batches", "fairness", "explain",
-        "leases", "series", "history", "search",
+        "leases", "series", "history", "search", "due_times", "dlq_groups",
     ))  # fmt: skip
 
     def __init__(self, path: str, **options: Unpack[KeeperOptions]) -> None:

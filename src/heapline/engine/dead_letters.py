@@ -12,6 +12,7 @@ from functools import partial
 from heapq import merge
 from itertools import islice
 
+import msgspec
 import numpy as np
 
 from heapline.contract import dead_letters
@@ -19,18 +20,21 @@ from heapline.contract.call import Context, Count, Page, cursor_of, read_cursor
 from heapline.contract.dead_letters import matches, size_of
 from heapline.contract.errors import MessageNotFound
 from heapline.contract.fields import MessageId
-from heapline.contract.message import DlqFilter, MessageInfo
+from heapline.contract.message import DlqFilter, MessageInfo, from_ms
 from heapline.core.dead_letters import BEFORE_ALL, Letter, Place
 from heapline.core.entries import DEAD, Found
 from heapline.core.events import I64
 from heapline.core.ids import partition_of
 from heapline.core.now import Now
+from heapline.core.reasons import ReasonGroup, ReasonTally
 from heapline.core.record import size_bound
 from heapline.engine.handlers import handles
 from heapline.engine.lookup import Record, get, living, load_records, owner
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topics import TopicKeeper
 
+GROUP_CHUNKS = 16  # of letters, whose reasons one turn counts
+TASK = "heapline-task"  # the header that names the task of a message (client/tasks/task.py)
 SLICE = 500  # letters that one turn handles
 SLICE_BYTES = 4 << 20  # of their records
 NO_FILTER = DlqFilter()
@@ -88,8 +92,19 @@ async def _read_some(runner: TopicRunner, ids: list[int]) -> Read:
 
 
 async def _matching(runner: TopicRunner, letters: list[Letter], where: DlqFilter) -> list[Letter]:
+    if where.key is None and where.priority_min is None and where.priority_max is None:  # no record is needed
+        return await runner.call(lambda now: [letter for letter in letters if _fits(runner, letter, where)])
     found = await _described(runner, letters)
     return [letter for letter, info in zip(letters, found, strict=True) if info is not None and matches(info, where)]
+
+
+def _fits(runner: TopicRunner, letter: Letter, where: DlqFilter) -> bool:
+    at, id, _ = letter
+    dead = owner(runner, id).entries.dead.get(id)
+    if dead is None or dead.at != at:
+        return False
+    info = MessageInfo(id=id, topic="", partition=0, state="dead", reason=dead.reason, ended_at=from_ms(at))
+    return matches(info, where)
 
 
 async def _described(runner: TopicRunner, letters: list[Letter]) -> list[MessageInfo | None]:
@@ -193,3 +208,62 @@ async def delete_dead_letters(broker: TopicKeeper, command: dead_letters.DeleteD
 
         count += await runner.call(decide)
     return Count(count)
+
+
+# -- counting ----------------------------------------------------------------------------------------------------------
+
+
+@handles(dead_letters.CountDeadLetters)
+async def count_dead_letters(
+    broker: TopicKeeper, command: dead_letters.CountDeadLetters, context: Context
+) -> dead_letters.DeadLetterCount:
+    runner, where = broker.runner(command.topic), command.where or NO_FILTER
+    # Letters that die in this very millisecond are left out: more of them may follow.
+    as_of = await runner.call(lambda now: from_ms(now.steady))
+    if where.died_before is None or where.died_before > as_of:
+        where = msgspec.structs.replace(where, died_before=as_of)
+    return dead_letters.DeadLetterCount(sum([len(letters) async for letters in find(runner, None, where)]), as_of)
+
+
+@handles(dead_letters.GroupDeadLetters)
+async def group_dead_letters(
+    broker: TopicKeeper, command: dead_letters.GroupDeadLetters, context: Context
+) -> dead_letters.DeadLetterGroups:
+    runner = broker.runner(command.topic)
+    end = await runner.call(lambda now: now.steady)
+    tally = ReasonTally()
+    for number in range(len(runner.loaded.topic.partitions)):
+        place = BEFORE_ALL
+        while (following := await runner.call(partial(_tally, runner, tally, number, place, end))) is not None:
+            place = following
+    groups = tally.largest(command.limit)
+    items = [await _group(runner, group) for group in groups]
+    count = sum(item.count for item in items)
+    return dead_letters.DeadLetterGroups(items=items, count=tally.count, others=tally.count - count, as_of=from_ms(end))
+
+
+def _tally(runner: TopicRunner, tally: ReasonTally, number: int, place: Place, end: int, now: Now) -> Place | None:
+    """Count the next letters of a partition that died before `end`; return the place of the last, None at the end."""
+    rows = None
+    for rows in islice(runner.loaded.topic.partitions[number].entries.dead.chunks_after(place), GROUP_CHUNKS):
+        rows = rows.only(slice(rows.ats.searchsorted(end)))
+        if not len(rows.ids):
+            return None
+        tally.add(rows.reasons.tolist(), rows.ats.tolist(), rows.ids.tolist())
+    return None if rows is None else rows.place(-1)
+
+
+async def _group(runner: TopicRunner, group: ReasonGroup) -> dead_letters.DeadLetterGroup:
+    letters = [(0, id, place.position) for id in group.ids if (place := owner(runner, id).entries.dead.get(id))]
+    records = await load_records(runner, _positions(letters))
+    headers = [Record(records, row).headers for row in range(len(letters)) if row not in records.bad]
+    return dead_letters.DeadLetterGroup(
+        reason=group.reason,
+        count=group.count,
+        match=group.match,
+        example=group.example,
+        first_at=from_ms(group.first_at),
+        last_at=from_ms(group.last_at),
+        message_ids=[runner.loaded.topic.ulid(id) for id in group.ids],
+        tasks=sorted({found[TASK] for found in headers if TASK in found}),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from heapline.contract import inspection, topics
 from heapline.contract.call import Context, Count, Page, page_of, read_page
 from heapline.contract.check import fail, instant_to_ms
 from heapline.contract.errors import CorruptionError, TopicNotFound, TopicReloading
-from heapline.contract.inspection import TopicSeries
+from heapline.contract.inspection import DueHistogram, DueSpan, TopicSeries
 from heapline.contract.message import (
     DepthBucket,
     DueBucket,
@@ -21,8 +21,9 @@ from heapline.contract.message import (
     SpineStats,
     TopicInfo,
     TopicStats,
+    from_ms,
 )
-from heapline.core.depth_histogram import DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS
+from heapline.core.depth_histogram import DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS, herds
 from heapline.core.events import Paused, Resumed, Throttled
 from heapline.core.ids import unix_ms_of
 from heapline.core.latency import BOUNDS_MS
@@ -268,7 +269,29 @@ def _depths(topic: Topic, now: Now) -> list[DepthBucket]:
 
 
 def _dues(topic: Topic, now: Now) -> list[DueBucket]:
-    counts = sum(
-        (p.census.dues(now) for p in topic.partitions if p.entries.delayed), np.zeros(len(DUE_WITHIN) + 1, np.int64)
-    )
-    return [DueBucket(*bucket) for bucket in zip((*DUE_WITHIN, None), counts.tolist(), strict=True)]
+    return [DueBucket(*bucket) for bucket in zip((*DUE_WITHIN, None), _due(topic, now, DUE_WITHIN), strict=True)]
+
+
+def _due(topic: Topic, now: Now, spans: Sequence[int]) -> list[int]:
+    """Return how many messages are due within each of these seconds from now, and how many later."""
+    delayed = (p.census.dues(now, spans) for p in topic.partitions if p.entries.delayed)
+    counts: list[int] = sum(delayed, np.zeros(len(spans) + 1, np.int64)).tolist()
+    return counts
+
+
+@handles(inspection.GetDueTimes)
+async def get_due_times(broker: TopicKeeper, command: inspection.GetDueTimes, context: Context) -> DueHistogram:
+    runner = broker.runner(command.topic)
+
+    def decide(now: Now) -> DueHistogram:
+        def spans(seconds: int, number: int) -> tuple[int, list[DueSpan], int]:
+            overdue, *counts, later = _due(runner.loaded.topic, now, range(0, seconds * number + 1, seconds))
+            starts = (from_ms(now.wall + i * seconds * 1000) for i in range(number))
+            marks = zip(starts, counts, herds(counts), strict=True)
+            return overdue, [DueSpan(at, seconds, count, is_herd) for at, count, is_herd in marks], later
+
+        overdue, hour, _ = spans(60, 60)
+        _, day, later = spans(1800, 48)
+        return DueHistogram(topic=runner.name, overdue=overdue, hour=hour, day=day, later=later)
+
+    return await runner.call(decide)

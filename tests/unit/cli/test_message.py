@@ -267,6 +267,36 @@ def test_history_shows_what_happened(cli: Cli) -> None:
     assert "delivery 1" in shown
 
 
+# -- dead letters by reason, and due times -----------------------------------------------------------------------------
+
+
+def test_dead_letters_are_grouped_and_counted(cli: Cli, clock: HandClock) -> None:
+    assert cli("dlq", "groups", "jobs").stdout == "jobs has no dead letters\n"
+    for n in range(3):
+        cli("put", "jobs", "x")
+        bury(cli, f"[red]timeout after {n} s")
+    clock.advance(1)
+    (group,) = cli.json("dlq", "groups", "jobs")
+    assert (group["reason"], group["count"], group["match"]) == ("[red]timeout after # s", 3, "[red]timeout after")
+    assert "[red]timeout after # s" in cli("dlq", "groups", "jobs").stdout
+    (counted,) = cli.json("dlq", "count", "jobs", "--reason", "TIMEOUT")
+    cli("put", "jobs", "x")
+    bury(cli, "timeout again")
+    assert "--died-before" in cli("dlq", "count", "jobs").stdout
+    pinned = ("--reason", "timeout", "--died-before", counted["as_of"])
+    assert cli.json("dlq", "delete", "jobs", *pinned, "--yes") == [{"count": counted["count"]}] == [{"count": 3}]
+
+
+def test_due_times_are_shown(cli: Cli) -> None:
+    assert cli("topic", "due", "jobs").stdout == "nothing is delayed in jobs\n"
+    cli("put", "jobs", "x", "--delay", "90s")
+    cli("put", "jobs", "x", "--delay", "30d")
+    (told,) = cli.json("topic", "due", "jobs")
+    assert [span["count"] for span in told["hour"][:3]] == [0, 1, 0]
+    assert told["later"] == 1
+    assert "1 later" in cli("topic", "due", "jobs").stdout
+
+
 # -- search ------------------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heapline.core.depth_histogram import BLOCK_ROWS, DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS, Census, scaled
+from heapline.core.depth_histogram import BLOCK_ROWS, DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS, Census, herds, scaled
 from heapline.core.fairness.keys import Parking
 from heapline.core.heap.run_heap import Run, RunHeap
 from heapline.core.now import Now
@@ -219,3 +219,15 @@ def test_oldest_id_of_a_run_is_computed_once(monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(5):
         assert census.oldest_ready() == 0
     assert sum(looked) == 100_000
+
+
+@pytest.mark.parametrize(
+    ("counts", "marked"),
+    [
+        ([0] * 60, []), ([500, *[1] * 59], [0]), ([99, *[0] * 59], []), ([1000] * 60, []),
+        ([*[10] * 30, 5000, *[10] * 29], [30]), ([3000, 3000, *[0] * 58], [0, 1]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_herd_stands_out_from_the_other_spans(counts: list[int], marked: list[int]) -> None:
+    assert [i for i, is_herd in enumerate(herds(counts)) if is_herd] == marked
