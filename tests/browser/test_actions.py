@@ -231,3 +231,24 @@ def test_message_tells_its_life_from_the_journal(server: Any, log_in: Callable[.
         expect(steps.nth(3)).to_contain_text("Leased by worker-2, delivery 2")
         message.ack()
         expect(steps.nth(4)).to_contain_text("Done")
+
+
+def test_messages_are_found_by_text_key_and_header(server: Any, log_in: Callable[..., Any]) -> None:
+    page = log_in(server)
+    with server.client() as hl:
+        hl.create_topic("searched")
+        hl.enqueue_batch("searched", [Outgoing(b"order %d" % n, key=f"key-{n}") for n in range(20)])
+        hl.enqueue("searched", b"a needle in hay", headers={"tenant": "acme"})
+    page.goto(server.url + "/messages")
+    page.get_by_label("Message id, topic or text").fill("needle")
+    page.get_by_label("Topic to search").select_option("searched")
+    page.get_by_role("button", name="Find").click()
+    expect(page.locator("main")).to_contain_text("Read 21 of 21 messages")
+    expect(page.locator("main tbody tr")).to_have_count(1)
+    expect(page.locator("main tbody tr")).to_contain_text("a needle in hay")
+    page.goto(server.url + "/messages?topic=searched&key=key-7")
+    expect(page.locator("main tbody tr")).to_contain_text("key-7")
+    page.goto(server.url + "/messages?topic=searched&header=tenant%3Dacme&state=ready")
+    expect(page.locator("main tbody tr")).to_have_count(1)
+    page.goto(server.url + "/messages?topic=searched&header=tenant%3Dacme&state=dead")
+    expect(page.locator("main")).to_contain_text("Nothing found")

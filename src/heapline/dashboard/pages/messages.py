@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from heapline.contract.call import Right
-from heapline.contract.errors import BadRequest, HeaplineError
+from heapline.contract.errors import BadRequest, MessageNotFound
 from heapline.contract.ids import from_ulid, parse_id
-from heapline.contract.inspection import Explain
+from heapline.contract.inspection import Explain, SearchMessages
+from heapline.contract.message import TopicInfo
 from heapline.contract.messages import Cancel, GetMessage, Reschedule
 from heapline.contract.topics import ListTopics
 from heapline.dashboard.actions import Arguments, Dialog, Done, Input, action, given
@@ -23,32 +24,55 @@ from heapline.dashboard.topic_rows import ROWS_MAX
 SHOWN_BYTES = 64 << 10  # of a payload
 HEX_BYTES = 4 << 10
 WAITING = ("ready", "delayed")
+STATES = ("", "ready", "delayed", "leased", "dead")
 
 
 @page("/messages", "messages", "messages.html", is_live=False)
 async def messages(caller: Caller, place: Place) -> dict[str, Any]:
-    wanted = place.get("q").strip()
+    wanted, topic = place.get("q").strip(), place.get("topic")
     topics, _ = await caller.all(ListTopics, limit=1000)
-    found = [each.name for each in topics if wanted and wanted.lower() in each.name.lower()]
-    message, problem = None, ""
-    if _is_id(wanted):
-        try:
-            suffix = from_ulid(wanted)[1]
-            owner = next((each.name for each in topics if each.id_suffix == suffix), None)
-            if owner is not None:
-                message = await caller.do(GetMessage(owner, wanted))
-            else:
-                problem = "This id belongs to no topic that you may read. A topic's ids end alike."
-        except HeaplineError as error:
-            problem = str(error)
-    return {
+    may_search = "search" in await features_of(caller)
+    variables: dict[str, Any] = {
         "title": "Messages",
         "wanted": wanted,
-        "message": message,
-        "problem": problem,
-        "found": found[:ROWS_MAX],
+        "topic": topic,
+        "topics": [each.name for each in topics],
+        "states": STATES,
+        "may_search": may_search,
+        "message": None,
+        "problem": "",
+        "result": None,
+        "named": [],
         "path_of": message_path,
     }
+    if _is_id(wanted):
+        return variables | await _by_id(caller, wanted, topics)
+    if topic and may_search and (wanted or place.get("key") or place.get("header")):
+        state: Any = place.choice("state", *STATES) or None
+        command = SearchMessages(
+            topic,
+            wanted or None,
+            place.get("key") or None,
+            place.get("header") or None,
+            state,
+            ROWS_MAX,
+            place.get("cursor") or None,
+        )
+        return variables | {"result": await caller.do(command)}
+    named = [each.name for each in topics if wanted and wanted.lower() in each.name.lower()]
+    return variables | {"named": named[:ROWS_MAX]}
+
+
+async def _by_id(caller: Caller, wanted: str, topics: Sequence[TopicInfo]) -> dict[str, Any]:
+    """Return the message of an id, whose end names its topic."""
+    suffix = from_ulid(wanted)[1]
+    owner = next((each.name for each in topics if each.id_suffix == suffix), None)
+    if owner is None:
+        return {"problem": "This id belongs to no topic that you may read. The ids of a topic end alike."}
+    try:
+        return {"message": await caller.do(GetMessage(owner, wanted))}
+    except MessageNotFound as error:
+        return {"problem": str(error)}
 
 
 def _is_id(text: str) -> bool:

@@ -1,0 +1,137 @@
+"""Views of open pages: rendered once for all who watch with the same rights, and only what changed is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from heapline.contract.errors import TopicNotFound
+from heapline.dashboard.live import View, Views, Watcher
+from heapline.dashboard.page import PageKind, Place
+from heapline.dashboard.render import Parts
+from heapline.server.auth.principals import Principal, parse_scope
+
+PLACE = Place("/topics", {}, {})
+
+
+class Counted:
+    """A page whose parts a test sets. Counts how often it is read."""
+
+    def __init__(self) -> None:
+        self.parts = {"a": "1", "b": "1"}
+        self.order = {"rows": ["a", "b"]}
+        self.reads = 0
+        self.error: Exception | None = None
+        self.kind = PageKind("/topics", "topics", "topics.html", self.load)
+
+    async def load(self, caller: Any, place: Place) -> dict[str, Any]:
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        return {}
+
+    def render(self, kind: PageKind, place: Place, caller: Any, variables: dict[str, Any]) -> Parts:
+        made = Parts()
+        made.html, made.order = dict(self.parts), {name: list(ids) for name, ids in self.order.items()}
+        return made
+
+
+class Caller:
+    def __init__(self, subject: str = "key:1", scope: str = "*:consume") -> None:
+        self.principal = Principal(subject, (parse_scope(scope),))
+
+
+async def first(events: AsyncIterator[bytes]) -> bytes:
+    """Return the next event that is not a comment."""
+    while True:
+        event = await anext(events)
+        if not event.startswith(b":"):
+            return event
+
+
+def decoded(event: bytes) -> Any:
+    return msgspec.json.decode(event.removeprefix(b"data: "))
+
+
+def never() -> None:
+    return None
+
+
+async def test_hundred_watchers_share_one_rendering_and_its_bytes() -> None:
+    page = Counted()
+    views = Views(page.render)
+    with contextlib.ExitStack() as stack:
+        watchers = [stack.enter_context(views.watch([(page.kind, PLACE)], Caller(f"key:{n}"))) for n in range(100)]
+        streams = [watcher.events(never) for watcher in watchers]
+        received = await asyncio.gather(*map(first, streams))
+    assert page.reads == 1
+    assert all(event is received[0] for event in received)
+
+
+async def test_other_rights_have_a_view_of_their_own() -> None:
+    page = Counted()
+    views = Views(page.render)
+    with (
+        views.watch([(page.kind, PLACE)], Caller()) as one,
+        views.watch([(page.kind, PLACE)], Caller(scope="a:consume")) as other,
+    ):
+        await asyncio.gather(first(one.events(never)), first(other.events(never)))
+    assert page.reads == 2
+
+
+async def test_only_changed_parts_are_sent_and_a_slow_watcher_receives_all_it_missed() -> None:
+    page = Counted()
+    view = View(page.kind, PLACE, page.render)
+    view.watchers[Watcher([view])] = Caller()
+    await view._refresh()
+    assert decoded(view.since(0))["parts"] == {"a": "1", "b": "1"}
+    page.parts["a"] = "2"
+    await view._refresh()
+    assert decoded(view.since(1))["parts"] == {"a": "2"}
+    page.parts["b"] = "2"
+    await view._refresh()
+    assert decoded(view.since(2))["parts"] == {"b": "2"}
+    assert decoded(view.since(1))["parts"] == {"a": "2", "b": "2"}
+    await view._refresh()
+    assert view.version == 3  # nothing changed, so nothing is sent
+
+
+async def test_error_of_a_page_is_sent_and_its_parts_stay() -> None:
+    page = Counted()
+    view = View(page.kind, PLACE, page.render)
+    view.watchers[Watcher([view])] = Caller()
+    await view._refresh()
+    page.error = TopicNotFound("jobs")
+    await view._refresh()
+    sent = decoded(view.since(1))
+    assert "'jobs' does not exist" in sent["error"]
+    assert sent["parts"] == {}
+    page.error = None
+    await view._refresh()
+    assert decoded(view.since(2))["error"] == ""
+
+
+async def test_view_ends_when_nobody_watches_and_is_read_at_once_after_a_change() -> None:
+    page = Counted()
+    views = Views(page.render)
+    with views.watch([(page.kind, PLACE)], Caller()) as one:
+        events = one.events(never)
+        await first(events)
+        page.parts["a"] = "2"
+        views.poke()
+        assert decoded(await first(events))["parts"] == {"a": "2"}
+    views.poke()
+    await views._tasks.join()
+    assert not views._views
+
+
+async def test_stream_ends_with_the_words_of_its_session() -> None:
+    page = Counted()
+    views = Views(page.render)
+    with views.watch([(page.kind, PLACE)], Caller()) as one:
+        received = [event async for event in one.events(lambda: b"event: signed-out\n\n")]
+    assert received[-1] == b"event: signed-out\n\n"
