@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import hatch_build
 import heapline
 
 PATIENCE = 60.0  # seconds for a server to start on a busy machine
+ANSWER_MS = 20_000  # for a page to show what it should
 BROWSERS = ("chromium", "google-chrome")
 FLAGS = [
     "--no-sandbox",
@@ -44,12 +45,12 @@ def expect(target: Any) -> Any:
 class ServerProcess:
     """`heapline serve` on a directory. It keeps its ports when it is restarted, as open pages expect."""
 
-    def __init__(self, data: Path, *flags: str) -> None:
-        self.data, self._flags = data, flags
+    def __init__(self, data: Path, *flags: str, program: Sequence[str] = ("-m", "heapline")) -> None:
+        self.data, self._flags, self._program = data, flags, program
         self.port = self.http_port = 0
 
     def start(self) -> ServerProcess:
-        command = [sys.executable, "-m", "heapline", "serve", "--data", str(self.data), "--port", str(self.port)]
+        command = [sys.executable, *self._program, "serve", "--data", str(self.data), "--port", str(self.port)]
         command += ["--grpc-port", "0", "--http-port", str(self.http_port), *self._flags]
         self._log = self.data.with_name("server.log").open("ab")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log)
@@ -96,7 +97,10 @@ class Watch:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
+    from playwright.sync_api import expect as assertions
     from playwright.sync_api import sync_playwright
+
+    assertions.set_options(timeout=ANSWER_MS)
 
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
@@ -123,8 +127,8 @@ def own_server(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     made: list[ServerProcess] = []
 
     def start(*flags: str) -> ServerProcess:
-        made.append(ServerProcess(tmp_path / f"data{len(made)}", *flags).start())
-        return made[-1]
+        made.append(ServerProcess(tmp_path / f"data{len(made)}", *flags))
+        return made[-1].start()
 
     yield start
     for each in made:
@@ -146,7 +150,7 @@ def new_page(chromium: Any, watch: Watch) -> Iterator[Callable[..., Any]]:
     def open_page(beside: Any = None, **options: Any) -> Any:
         if beside is None:
             contexts.append(chromium.new_context(viewport={"width": 1280, "height": 860}, **options))
-            contexts[-1].set_default_timeout(20_000)
+            contexts[-1].set_default_timeout(ANSWER_MS)
         page = (contexts[-1] if beside is None else beside.context).new_page()
         page.on("console", lambda message: watch.add(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: watch.add(f"exception: {error}"))

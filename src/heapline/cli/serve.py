@@ -45,7 +45,9 @@ def serve(
     http_port: Annotated[int | None, "Port for HTTP: /ui, /v1, /metrics, /healthz, /docs. Default: 7480."] = None,
     http_prefix: Annotated[str | None, "Path under which a proxy serves HTTP, such as /queue. Default: none."] = None,
     unix_socket: Annotated[Path | None, "Also listen on this Unix socket, which only this user can open."] = None,
-    dashboard: Annotated[bool | None, "Serve the dashboard under /ui/. Default: yes."] = None,
+    dashboard: Annotated[
+        bool | None, "--dashboard/--no-dashboard", "Serve the dashboard under /ui/. Default: yes."
+    ] = None,
     read_only: Annotated[bool | None, "The dashboard changes nothing. Other interfaces are not affected."] = None,
     log_format: Annotated[str | None, "text or json. Default: text on a terminal, otherwise json."] = None,
     tls_certificate: Annotated[Path | None, "PEM file with the certificate: use TLS on all ports."] = None,

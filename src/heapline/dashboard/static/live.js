@@ -110,6 +110,11 @@ function start(view) {
   addEventListener("pageshow", () => document.hidden || join());
   if (!document.hidden) join();
 
+  let isLeaving = false; // for another page: a reload would cancel that
+  addEventListener("beforeunload", () => {
+    isLeaving = true;
+  });
+
   // -- what arrives -------------------------------------------------------------------------------------------------------
 
   let state = "live";
@@ -178,7 +183,7 @@ function start(view) {
     const rows = document.getElementById(id);
     if (!rows) {
       // The page showed that there is nothing; now there is something.
-      if (ids.length) location.reload();
+      if (ids.length && !isLeaving) location.reload();
       return;
     }
     const now = [...rows.children].map((row) => row.id);
