@@ -39,6 +39,7 @@ PAGES = {
     "dead-letters": "/dead?topic=webhooks",
     "workers": "/workers",
     "schedules": "/schedules",
+    "pipeline": "/pipeline",
     "keys": "/access",
     "audit": "/audit",
 }

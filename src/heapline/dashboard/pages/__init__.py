@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from heapline.dashboard.pages import access, dead_letters, leases, messages, overview, schedules, topics
+from heapline.dashboard.pages import access, dead_letters, leases, messages, overview, pipeline, schedules, topics
 
-__all__ = ["SECTIONS", "access", "dead_letters", "leases", "messages", "overview", "schedules", "topics"]
+__all__ = ["SECTIONS", "access", "dead_letters", "leases", "messages", "overview", "pipeline", "schedules", "topics"]
 
 
 class Section(NamedTuple):
@@ -27,6 +27,7 @@ SECTIONS = (
     Section("dead", "/dead", "skull", "Dead letters"),
     Section("workers", "/workers", "cpu", "Workers", feature="leases"),
     Section("schedules", "/schedules", "calendar-clock", "Schedules", feature="schedules"),
+    Section("pipeline", "/pipeline", "workflow", "Pipeline", feature="replay"),
     Section("access", "/access", "key-round", "Keys and users", for_admins=True),
     Section("audit", "/audit", "scroll-text", "Audit log", for_admins=True),
 )

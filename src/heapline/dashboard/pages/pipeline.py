@@ -1,0 +1,62 @@
+"""What moves data beside the workers: the archive to the lake, replays, sinks and undecided batches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from heapline.contract.batches import ListBatches, ListSinks
+from heapline.contract.call import Right
+from heapline.contract.errors import GroupNotFound, PermissionDenied, TopicNotFound
+from heapline.contract.groups import GetGroup
+from heapline.contract.replays import CancelReplay, GetReplay, ListReplays
+from heapline.contract.stream import GroupInfo
+from heapline.contract.topics import ListTopics
+from heapline.dashboard.actions import Arguments, Dialog, Done, action, given
+from heapline.dashboard.caller import Caller
+from heapline.dashboard.features import features_of
+from heapline.dashboard.page import Place, page
+from heapline.dashboard.render import counted
+from heapline.dashboard.topic_rows import ROWS_MAX
+
+ARCHIVE = "archive"  # the group that `heapline pipeline archive` moves on, in each topic
+
+
+@page("/pipeline", "pipeline", "pipeline.html")
+async def pipeline(caller: Caller, place: Place) -> dict[str, Any]:
+    features = await features_of(caller)
+    variables: dict[str, Any] = {"title": "Pipeline", "archives": [], "replays": [], "sinks": [], "batches": []}
+    if "groups" in features:
+        variables["archives"] = await _archives(caller)
+    if "replay" in features:
+        variables["replays"] = (await caller.do(ListReplays(limit=ROWS_MAX))).items
+    if "batches" in features and caller.may_admin():
+        variables["sinks"] = (await caller.do(ListSinks(limit=ROWS_MAX))).items
+        with contextlib.suppress(PermissionDenied):  # that of producing to all topics
+            found = await caller.do(ListBatches(limit=ROWS_MAX))
+            variables["batches"] = [batch for batch in found.items if batch.state == "undecided"]
+    return variables
+
+
+async def _archives(caller: Caller) -> list[GroupInfo]:
+    """Return the archive's group of each topic that has one, the largest lag first."""
+    found = []
+    for topic in (await caller.do(ListTopics(limit=ROWS_MAX))).items:
+        if caller.may(Right.CONSUME, topic.name):
+            with contextlib.suppress(GroupNotFound, TopicNotFound):
+                found.append(await caller.do(GetGroup(topic.name, ARCHIVE)))
+    return sorted(found, key=lambda group: (-group.lag, group.topic))
+
+
+async def _cancel_dialog(caller: Caller, arguments: Arguments) -> Dialog:
+    replay = await caller.do(GetReplay(given(arguments, "name")))
+    text = f"It has enqueued {counted(replay.replayed, 'message')} into {replay.into}, which stay."
+    return Dialog(title=f"Cancel replay {replay.name}", text=text, button="Cancel replay")
+
+
+@action("cancel-replay", _cancel_dialog)
+async def cancel_replay(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
+    name = given(arguments, "name")
+    await caller.do(CancelReplay(name))
+    return Done(text=f"Cancelled the replay {name}")
