@@ -90,6 +90,8 @@ def test_selected_dead_letters_are_replayed_and_deleted(server: Any, log_in: Cal
         bury(hl, "died", 5, "ValueError: bad invoice")
         page.goto(server.url + "/dead")
         page.get_by_role("link", name="died").click()
+        expect(page.get_by_role("row", name=re.compile("ValueError: bad invoice"))).to_contain_text("5")
+        page.get_by_role("link", name="Letters", exact=True).click()
         expect(page.get_by_text("ValueError: bad invoice")).to_have_count(5)
         boxes = page.get_by_role("checkbox", name=re.compile("Select 0"))
         boxes.nth(0).check()
@@ -252,3 +254,25 @@ def test_messages_are_found_by_text_key_and_header(server: Any, log_in: Callable
     expect(page.locator("main tbody tr")).to_have_count(1)
     page.goto(server.url + "/messages?topic=searched&header=tenant%3Dacme&state=dead")
     expect(page.locator("main")).to_contain_text("Nothing found")
+
+
+def test_dead_letters_of_one_reason_are_replayed_as_of_the_dialog(server: Any, log_in: Callable[..., Any]) -> None:
+    page = log_in(server)
+    with server.client() as hl:
+        bury(hl, "reasons", 4, "TimeoutError: order 17 took 30 s")
+        bury(hl, "reasons", 2, "ValueError: no amount")
+        page.goto(server.url + "/dead?topic=reasons")
+        rows = page.locator("#reasons tr")
+        expect(rows).to_have_count(2)
+        expect(rows.first).to_contain_text("TimeoutError")
+        rows.first.get_by_role("button", name="Replay").click()
+        dialog = page.locator("#dialog")
+        expect(dialog.get_by_role("button", name="Replay 4")).to_be_visible()
+        bury(hl, "reasons", 1, "TimeoutError: order 18 took 30 s")  # died after the dialog opened
+        dialog.get_by_role("button", name="Replay 4").click()
+        expect(page.locator("#toasts")).to_contain_text("Replayed 4 dead letters")
+        expect(rows).to_have_count(2)
+        stats = hl.stats("reasons")
+        assert (stats.ready, stats.dead) == (4, 3)
+        act(page, "Delete all", "Deleted 3 dead letters", Type_reasons_to_confirm="reasons")
+        assert hl.stats("reasons").dead == 0

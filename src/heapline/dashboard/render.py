@@ -133,6 +133,10 @@ def when(instant: datetime | None) -> str:
     return UNKNOWN if instant is None else instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def clock(instant: datetime) -> str:
+    return instant.astimezone(UTC).strftime("%H:%M")
+
+
 def since(instant: datetime | None) -> float | None:
     """Return the seconds from an instant until now; negative ones if it is ahead."""
     return None if instant is None else (datetime.now(UTC) - instant).total_seconds()
@@ -156,6 +160,7 @@ def make_environment(**shared: Any) -> jinja2.Environment:
         "coarse": coarse,
         "size": size,
         "when": when,
+        "clock": clock,
         "since": since,
     }
     environment.globals |= shared

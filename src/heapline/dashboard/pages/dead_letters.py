@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
-from heapline.contract.dead_letters import DeleteDeadLetters, ListDeadLetters, ReplayDeadLetters
+from msgspec import structs
+
+from heapline.contract.dead_letters import (
+    CountDeadLetters,
+    DeleteDeadLetters,
+    GroupDeadLetters,
+    ListDeadLetters,
+    ReplayDeadLetters,
+)
 from heapline.contract.errors import BadRequest
 from heapline.contract.message import DlqFilter
 from heapline.dashboard.actions import Arguments, Dialog, Done, Input, action, given, selected
 from heapline.dashboard.caller import Caller
+from heapline.dashboard.features import features_of
 from heapline.dashboard.page import Place, page
 from heapline.dashboard.render import count, counted
 from heapline.dashboard.topic_rows import ROWS_MAX, read_stats
@@ -24,18 +34,30 @@ async def dead_letters(caller: Caller, place: Place) -> dict[str, Any]:
     topic = place.get("topic")
     if not topic:
         stats, _ = await read_stats(caller)
-        found = sorted((each for each in stats if each.dead), key=lambda each: (-each.dead, each.topic))
-        return {"title": "Dead letters", "topic": "", "topics": found[:ROWS_MAX]}
+        affected = sorted((each for each in stats if each.dead), key=lambda each: (-each.dead, each.topic))
+        return {"title": "Dead letters", "topic": "", "topics": affected[:ROWS_MAX]}
     where = filter_of(place.query)
-    page = await caller.do(ListDeadLetters(topic, ROWS_MAX, place.get("cursor") or None, where, max_bytes=PAYLOADS_MAX))
-    return {
+    has_groups = "dlq_groups" in await features_of(caller)
+    shown = place.choice("show", *(("reasons", "letters") if has_groups else ("letters",)))
+    variables: dict[str, Any] = {
         "title": f"Dead letters of {topic}",
         "topic": topic,
-        "letters": page.items,
-        "cursor": page.cursor,
         "where": where,
-        "first_line": first_line,
+        "matching": matching(place.query),
+        "has_groups": has_groups,
+        "show": "letters" if where is not None or place.get("cursor") else shown,
     }
+    if variables["show"] == "reasons":
+        return variables | {"groups": await caller.do(GroupDeadLetters(topic, ROWS_MAX))}
+    found = await caller.do(
+        ListDeadLetters(topic, ROWS_MAX, place.get("cursor") or None, where, max_bytes=PAYLOADS_MAX)
+    )
+    return variables | {"letters": found.items, "cursor": found.cursor, "first_line": first_line}
+
+
+def matching(query: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of an address that selects letters."""
+    return {name: query[name] for name in ("topic", "reason", "key") if query.get(name)}
 
 
 def filter_of(query: Mapping[str, str]) -> DlqFilter | None:
@@ -100,4 +122,70 @@ async def _delete_dialog(caller: Caller, arguments: Arguments) -> Dialog:
 async def delete_dead(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
     topic, ids = given(arguments, "topic"), selected(arguments)
     deleted = await caller.do_confirmed(DeleteDeadLetters(topic, list(ids)))
+    return Done(text=f"Deleted {counted(deleted.count, 'dead letter')} of {topic}")
+
+
+# -- all that match, pinned: letters that die after the dialog was opened are left alone -------------------------------
+
+
+async def _pinned(caller: Caller, arguments: Arguments) -> tuple[int, Input]:
+    """Return how many letters match now, and the field that keeps the action to these."""
+    topic = given(arguments, "topic")
+    found = await caller.do(CountDeadLetters(topic, filter_of(arguments)))
+    return found.count, Input(name="as_of", label="", kind="hidden", value=found.as_of.isoformat())
+
+
+def _set(arguments: Arguments, form: Mapping[str, str]) -> DlqFilter:
+    where = filter_of(arguments) or DlqFilter()
+    try:
+        as_of = datetime.fromisoformat(given(form, "as_of"))
+    except ValueError:
+        raise BadRequest("as_of is not a time; open the dialog again") from None
+    return structs.replace(where, died_before=as_of)
+
+
+def _described(arguments: Arguments) -> dict[str, str]:
+    names = {"reason": "Reason contains", "key": "Key"}
+    return {label: arguments[name] for name, label in names.items() if arguments.get(name)}
+
+
+async def _replay_all_dialog(caller: Caller, arguments: Arguments) -> Dialog:
+    number, as_of = await _pinned(caller, arguments)
+    return Dialog(
+        title=f"Replay {counted(number, 'dead letter')} of {given(arguments, 'topic')}",
+        text=f"All that match as of {as_of.value[11:19]} UTC; later ones stay. They become ready again.",
+        button=f"Replay {count(number)}",
+        facts=_described(arguments),
+        inputs=[
+            as_of,
+            Input(name="rate", label="At most this many per second", value=arguments.get("rate", ""), kind="number",
+                  hint="empty: all at once"),
+        ],
+    )  # fmt: skip
+
+
+@action("replay-matching", _replay_all_dialog)
+async def replay_matching(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
+    topic = given(arguments, "topic")
+    replayed = await caller.do(ReplayDeadLetters(topic, None, _set(arguments, form), rate_of(form)))
+    return Done(text=f"Replayed {counted(replayed.count, 'dead letter')} of {topic}")
+
+
+async def _delete_all_dialog(caller: Caller, arguments: Arguments) -> Dialog:
+    number, as_of = await _pinned(caller, arguments)
+    topic = given(arguments, "topic")
+    return Dialog(
+        title=f"Delete {counted(number, 'dead letter')} of {topic}",
+        text=f"All that match as of {as_of.value[11:19]} UTC; later ones stay. Their payloads are lost.",
+        button=f"Delete {count(number)}",
+        facts=_described(arguments),
+        inputs=[as_of],
+        to_type=topic,
+    )
+
+
+@action("delete-matching", _delete_all_dialog, types_topic=True)
+async def delete_matching(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
+    topic = given(arguments, "topic")
+    deleted = await caller.do_confirmed(DeleteDeadLetters(topic, None, _set(arguments, form)))
     return Done(text=f"Deleted {counted(deleted.count, 'dead letter')} of {topic}")

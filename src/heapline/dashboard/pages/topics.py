@@ -14,7 +14,7 @@ from heapline.contract import groups as group_calls
 from heapline.contract.call import Right
 from heapline.contract.config import FIXED_FIELDS, TopicConfig
 from heapline.contract.errors import BadRequest
-from heapline.contract.inspection import Explain
+from heapline.contract.inspection import Explain, GetDueTimes
 from heapline.contract.message import TopicStats
 from heapline.contract.messages import Peek
 from heapline.contract.topics import (
@@ -110,6 +110,8 @@ async def topic(caller: Caller, place: Place) -> dict[str, Any]:
     elif tab == "now":
         assert stats is not None
         variables |= _now(stats)
+        if "due_times" in features and stats.delayed:
+            variables["times"] = await caller.do(GetDueTimes(name))
         if "series" in features:
             series = await read_series(caller, name, place)
             charts = {"rates": rates_of(series), "depths": depths_of(series), "waits": waits_of(series)}
@@ -150,6 +152,7 @@ def _now(stats: TopicStats) -> dict[str, Any]:
         "depths": stats.depth_by_priority,
         "depth_max": max((bucket.count for bucket in stats.depth_by_priority), default=1),
         "charts": {},
+        "times": None,
         "due": due,
         "due_max": max((bucket.count for bucket in due), default=1),
         "herds": herds,
