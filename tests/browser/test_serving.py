@@ -42,6 +42,13 @@ def test_dashboard_works_behind_a_proxy_with_a_path_prefix(
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Lax")
 
 
+def test_cookie_is_secure_behind_a_proxy_that_encrypts(server: Any) -> None:
+    for headers, is_secure in (({}, False), ({"x-forwarded-proto": "https"}, True)):
+        form = {"key": server.key}
+        answer = httpx.post(server.url + "/login", data=form, headers=headers, trust_env=False)
+        assert ("; Secure" in answer.headers["set-cookie"]) is is_secure
+
+
 def test_server_without_authentication_needs_no_login(
     own_server: Callable[..., Any], new_page: Callable[..., Any]
 ) -> None:

@@ -72,7 +72,6 @@ class Dashboard:
         settings = server.settings
         self._dispatcher, self._gate = server.dispatcher, server.gate
         self._prefix, self._read_only = settings.http_prefix, settings.read_only
-        self._is_secure = settings.tls_certificate is not None
         self._is_open = isinstance(server.gate.guard, NoAuthGuard)
         self.sessions, self._memory = server.sessions, Memory()
         self._files = _read_files()
@@ -210,16 +209,19 @@ class Dashboard:
         except HeaplineError as error:
             status = error_codes.codes_of(type(error)).http
             return self._login_page(request, status, str(error_codes.describe(error)["text"]), after)
-        return self._start(session, after)
+        return self._start(request, session, after)
 
     async def _redeem(self, request: Request) -> Response:
-        return self._start(self.sessions.redeem(request.path_params["token"]), "/")
+        return self._start(request, self.sessions.redeem(request.path_params["token"]), "/")
 
-    def _start(self, session: Session, after: str) -> Response:
+    def _start(self, request: Request, session: Session, after: str) -> Response:
         response = RedirectResponse(self.url(_local(after)), 303)
-        path = self.url("") or "/"
-        response.headers["set-cookie"] = self.sessions.set_cookie(session, path=path, secure=self._is_secure)
+        response.headers["set-cookie"] = self._cookie(request, session)
         return response
+
+    def _cookie(self, request: Request, session: Session) -> str:
+        # The scheme is that of the browser, even behind a proxy on this machine that sends x-forwarded-proto.
+        return self.sessions.set_cookie(session, path=self.url(""), secure=request.url.scheme == "https")
 
     async def _log_out(self, request: Request) -> Response:
         session = self._session(request)
@@ -227,8 +229,8 @@ class Dashboard:
         self.sessions.end(session)
         self.views.poke()  # ends this session's streams
         response = RedirectResponse(self.url("/login"), 303)
-        path = self.url("") or "/"
-        response.headers["set-cookie"] = self.sessions.clear_cookie(path=path, secure=self._is_secure)
+        is_secure = request.url.scheme == "https"
+        response.headers["set-cookie"] = self.sessions.clear_cookie(path=self.url(""), secure=is_secure)
         return response
 
     # -- pages -----------------------------------------------------------------------------------------------------
@@ -251,8 +253,7 @@ class Dashboard:
         parts = {"place": place, "parts": Parts(), "live": live}
         response = self._html("layout.html", {**shared, **parts, **variables})
         if self._is_open and self.sessions.cookie_name not in request.cookies:
-            path = self.url("") or "/"
-            response.headers["set-cookie"] = self.sessions.set_cookie(session, path=path, secure=self._is_secure)
+            response.headers["set-cookie"] = self._cookie(request, session)
         return response
 
     def _layout(
