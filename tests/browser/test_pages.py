@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from heapline import Outgoing
 from tests.browser.conftest import PATIENCE, ServerProcess, expect
 
 pytestmark = pytest.mark.slow
@@ -36,8 +37,8 @@ PAGES = {
     "messages": "/messages?q=in",
     "message": "MESSAGE",
     "dead-topics": "/dead",
-    "dead-reasons": "/dead?topic=webhooks",
-    "dead-letters": "/dead?topic=webhooks&show=letters",
+    "dead-reasons": "/dead?topic=signups",
+    "dead-letters": "/dead?topic=signups&show=letters",
     "workers": "/workers",
     "schedules": "/schedules",
     "pipeline": "/pipeline",
@@ -58,9 +59,13 @@ def loaded(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Iterator[
         while time.monotonic() - began < PATIENCE and "exports" not in {topic.name for topic in hl.list_topics()}:
             time.sleep(0.2)
         hl.create_topic("imports", max_retries_default=0)
-        hl.enqueue("imports", b'{"file": "customers.csv", "rows": 88412}', headers={"task": "imports.run"})
+        hl.enqueue("imports", b'{"file": "customers.csv", "rows": 88412}', headers={"heapline-task": "imports.run"})
         (message,) = hl.pop("imports", 1, holder="imports-worker-1", wait=5.0)
         message.nack(reason=TRACEBACK)
+        hl.create_topic("signups", max_retries_default=0)
+        hl.enqueue_batch("signups", [Outgoing(b"{}", headers={"heapline-task": f"signups.{n % 2}"}) for n in range(9)])
+        for n, message in enumerate(hl.pop("signups", 9, holder="signups-worker-1", wait=5.0)):
+            message.nack(reason=f"TimeoutError: order {n} took 30 s" if n % 3 else "ValueError: email is empty")
     time.sleep(LOAD_SECONDS)
     yield server
     load.terminate()

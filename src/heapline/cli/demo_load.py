@@ -90,14 +90,14 @@ async def run(hl: Any) -> None:
 
 def _message(line: Line, random_: random.Random, now: bool = False) -> Outgoing:
     customer = random_.choice(CUSTOMERS)
-    body = {"customer": customer, "number": random_.randrange(10_000), "task": f"{line.topic}.run"}
+    body = {"customer": customer, "number": random_.randrange(10_000)}
     return Outgoing(
         json.dumps(body).encode(),
         priority=random_.choice((0, 1, 5, 5, 5, 10, 20)),
         key=customer if "partitions" in line.settings else None,
         fairness_key=customer if "fairness" in line.settings else None,
         delay=random_.choice((30.0, 600.0, 3000.0, 50_000.0)) if not now and random_.random() < line.delayed else None,
-        headers={"task": f"{line.topic}.run", "tenant": customer},
+        headers={"heapline-task": f"{line.topic.replace('/', '.')}.run", "tenant": customer},
     )
 
 

@@ -60,6 +60,7 @@ class RateChart extends HTMLElement {
     this.#plot = new uPlot(
       {
         ...this.#size(),
+        padding: [8, 28, 0, 0], // on the right, half of the last time
         legend: { show: false },
         cursor: { y: false },
         scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.15)] } },

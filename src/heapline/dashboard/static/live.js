@@ -1,5 +1,5 @@
-// Live updates. One tab of this browser holds the stream for all visible ones: whoever has the lock leads. The leader
-// opens a stream of all their views and passes events on. A hidden tab leaves; without locks (plain HTTP beyond this
+// Live updates. One tab of this browser holds the stream for all visible ones: the tab that has the lock leads. It opens a
+// stream of all their views and passes events on. A hidden tab leaves; without locks (plain HTTP beyond this
 // machine) every tab opens its own stream.
 
 const link = document.getElementById("link");
