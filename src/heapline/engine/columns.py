@@ -305,8 +305,8 @@ class EnqueueCall:
     """
 
     __slots__ = (
-        "atomic", "began", "columns", "count", "first_seq", "future", "identity", "is_plain", "is_quiet", "message",
-        "nbytes", "parts",
+        "atomic", "began", "columns", "count", "first_seq", "future", "has_tokens", "identity", "is_plain", "is_quiet",
+        "message", "nbytes", "parts",
     )  # fmt: skip
 
     def __init__(
@@ -317,10 +317,11 @@ class EnqueueCall:
         columns: Columns | None = None,
         atomic: bool = True,
         identity: Identity | None = None,
+        first_seq: int | None = None,
         is_quiet: bool = False,
     ) -> None:
         self.is_quiet = is_quiet  # a share of a prepared batch whose results are not wanted
-        self.first_seq: int | None = None  # if a producer numbered the messages from here on, without gaps
+        self.first_seq = first_seq  # if a producer numbered the messages from here on, without gaps
         self.parts: I64 | int | None = None  # the partition of each message, or of all, if its number placed it
         self.began = perf_counter()
         self.future = future
@@ -330,28 +331,22 @@ class EnqueueCall:
         self.identity = identity
         if columns is not None:
             self.count = columns.count
-            self.is_plain = identity is None and columns.tokens is None
+            self.has_tokens = columns.tokens is not None  # whether messages of the call have idempotency keys
             self.nbytes = sum(map(len, columns.payloads)) + columns.count * 2 * ROW_BYTES
             if columns.keys or columns.headers or columns.fairness:
                 self.nbytes += sum(map(len, columns.small_parts()[0] or ()))
         else:
             assert message is not None
             self.count = 1
-            self.is_plain = identity is None and message.idempotency_key is None
+            self.has_tokens = message.idempotency_key is not None
             self.nbytes = len(message.payload) + 2 * ROW_BYTES
             if message.key or message.headers or message.fairness_key:
                 self.nbytes += len(Columns([message]).small_parts()[0][0])  # type: ignore[index]
+        self.is_plain = identity is None and not self.has_tokens
         if not self.is_plain:
             self.nbytes += self.count * EVENT_BYTES_PER_ROW
-        if identity is not None:
+        if identity is not None and first_seq is None:
             self.first_seq = _first_of_range(columns.seqs) if columns is not None else message.seq
-
-    @property
-    def has_tokens(self) -> bool:
-        """Whether messages of the call have idempotency keys."""
-        if self.columns is not None:
-            return self.columns.tokens is not None
-        return self.message.idempotency_key is not None
 
     def numbers(self, first: int) -> I64:
         """Return the numbers of the messages from `first` on. The last may be INT64_MAX, which no range can end at."""

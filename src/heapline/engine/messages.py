@@ -56,7 +56,9 @@ def enqueue_batch(broker: TopicKeeper, command: messages.EnqueueBatch, context: 
     identity = identity_of(command)
     if errors:
         return _enqueue_good(runner, columns, errors, identity)
-    call = EnqueueCall(runner.future(), columns=columns, atomic=command.atomic, identity=identity)
+    call = EnqueueCall(
+        runner.future(), columns=columns, atomic=command.atomic, identity=identity, first_seq=command.first_seq
+    )
     if command.atomic:
         check_batch_bytes(call, config)
         return runner.enqueue(call)

@@ -168,15 +168,11 @@ class _NumberedRows:
         self.name, self.epoch = name, epoch
         calls = [(call.identity.answered_below, call.count) for call, _, _ in spans if call.identity is not None]
         self.answered_below: I64 = np.repeat(*np.array(calls, dtype=np.int64).T)
-        self.rows = _joined([np.arange(start, end) for _, start, end in spans])
-        self.seqs = _joined([call.numbers(call.first_seq) for call, _, _ in spans if call.first_seq is not None])
+        self.rows = np.concatenate([np.arange(start, end) for _, start, end in spans])
+        self.seqs = np.concatenate([call.numbers(call.first_seq) for call, _, _ in spans if call.first_seq is not None])
 
     def move(self, new_rows: I64) -> None:
         """Follow the rows to their new places: `new_rows[n]` is that of row n."""
         moved = new_rows[self.rows]
         order = moved.argsort()
         self.rows, self.seqs, self.answered_below = moved[order], self.seqs[order], self.answered_below[order]
-
-
-def _joined(columns: list[I64]) -> I64:
-    return columns[0] if len(columns) == 1 else np.concatenate(columns)
