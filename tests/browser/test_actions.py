@@ -276,3 +276,15 @@ def test_dead_letters_of_one_reason_are_replayed_as_of_the_dialog(server: Any, l
         assert (stats.ready, stats.dead) == (4, 3)
         act(page, "Delete all", "Deleted 3 dead letters", Type_reasons_to_confirm="reasons")
         assert hl.stats("reasons").dead == 0
+
+
+def test_pause_is_undone_from_its_note(server: Any, log_in: Callable[..., Any]) -> None:
+    page = log_in(server)
+    with server.client() as hl:
+        hl.create_topic("undone")
+        page.goto(server.url + "/topics/undone")
+        act(page, "Pause", "Paused undone")
+        page.get_by_role("button", name="Undo").click()
+        page.locator("#dialog button.primary").click()
+        expect(page.locator("#title .pill")).to_have_count(0)
+        assert not hl.stats("undone").paused

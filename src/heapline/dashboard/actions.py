@@ -44,7 +44,7 @@ class Done:
     text: str
     secret: str = ""  # shown once
     goto: str | None = None  # the page that follows
-    undo: str | None = None  # the path of the action that takes it back
+    undo: str | None = None  # the action that takes it back, as a path
 
 
 Prepare = Callable[[Caller, Arguments], Awaitable[Dialog]]

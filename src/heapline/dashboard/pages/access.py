@@ -9,7 +9,7 @@ from heapline.contract import admin
 from heapline.contract.admin import AuditLine
 from heapline.dashboard.actions import Arguments, Dialog, Done, Input, action, given
 from heapline.dashboard.caller import Caller
-from heapline.dashboard.page import Place, page
+from heapline.dashboard.page import Place, page, path_to
 from heapline.dashboard.topic_rows import ROWS_MAX
 
 SCANNED_MAX = 10  # pages of the audit log that one search reads
@@ -145,7 +145,7 @@ async def _disable_dialog(caller: Caller, arguments: Arguments) -> Dialog:
 async def disable_user(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
     email = given(arguments, "email")
     await caller.do(admin.DisableUser(email))
-    return Done(text=f"Disabled {email}")
+    return Done(text=f"Disabled {email}", undo=path_to("/do/enable-user", email=email))
 
 
 async def _enable_dialog(caller: Caller, arguments: Arguments) -> Dialog:

@@ -17,7 +17,7 @@ from heapline.contract.schedules import (
 )
 from heapline.dashboard.actions import Arguments, Dialog, Done, Input, action, given
 from heapline.dashboard.caller import Caller
-from heapline.dashboard.page import Place, page
+from heapline.dashboard.page import Place, page, path_to
 from heapline.dashboard.render import when
 from heapline.dashboard.topic_rows import ROWS_MAX
 
@@ -71,7 +71,7 @@ async def _pause_dialog(caller: Caller, arguments: Arguments) -> Dialog:
 async def pause_schedule(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
     name = given(arguments, "name")
     await caller.do(PauseSchedule(name))
-    return Done(text=f"Paused {name}")
+    return Done(text=f"Paused {name}", undo=path_to("/do/resume-schedule", name=name))
 
 
 async def _resume_dialog(caller: Caller, arguments: Arguments) -> Dialog:

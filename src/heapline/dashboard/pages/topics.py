@@ -34,7 +34,7 @@ from heapline.dashboard.actions import Arguments, Dialog, Done, Input, action, g
 from heapline.dashboard.caller import Caller
 from heapline.dashboard.charts import SPANS, depths_of, rates_of, read_series, waits_of
 from heapline.dashboard.features import features_of
-from heapline.dashboard.page import Place, page
+from heapline.dashboard.page import Place, page, path_to
 from heapline.dashboard.pages.leases import leases_of
 from heapline.dashboard.render import count, counted
 from heapline.dashboard.topic_rows import ROWS_MAX, TopicRows, rates_now, read_stats
@@ -284,7 +284,7 @@ async def pause(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -
         except (ValueError, OverflowError):
             raise BadRequest(f"{minutes!r} is not a number of minutes") from None
     await caller.do(PauseTopic(topic, until))
-    return Done(text=f"Paused {topic}", undo=None)
+    return Done(text=f"Paused {topic}", undo=path_to("/do/resume", topic=topic))
 
 
 async def _resume_dialog(caller: Caller, arguments: Arguments) -> Dialog:
@@ -363,7 +363,8 @@ async def _throttle_dialog(caller: Caller, arguments: Arguments) -> Dialog:
 async def throttle(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
     topic, partition = given(arguments, "topic"), _partition(arguments)
     await caller.do(SetPartitionThrottled(topic, partition, True, form.get("reason") or None))
-    return Done(text=f"Partition {partition} of {topic} is throttled")
+    undo = path_to("/do/release-partition", topic=topic, partition=str(partition))
+    return Done(text=f"Partition {partition} of {topic} is throttled", undo=undo)
 
 
 async def _release_dialog(caller: Caller, arguments: Arguments) -> Dialog:
