@@ -102,7 +102,7 @@ def test_every_page_is_complete_live_and_accessible(
         if page.locator("#link").count():
             expect(page.locator("#link")).to_have_text("Live")
         if PICTURES:
-            page.wait_for_timeout(1500)
+            page.wait_for_timeout(3500)  # until rates are known
             page.screenshot(path=f"{PICTURES}/{name}-{theme}.png")
         if AXE.exists():
             assert not serious_faults(page), name

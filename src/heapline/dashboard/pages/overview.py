@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from heapline.contract.call import Right
 from heapline.contract.message import TopicStats
 from heapline.dashboard.caller import Caller
-from heapline.dashboard.charts import SPANS, rates_of, read_series
+from heapline.dashboard.charts import SPANS, Chart, rates_of, read_series
 from heapline.dashboard.features import features_of
 from heapline.dashboard.page import Place, page, path_to
 from heapline.dashboard.render import counted, duration
-from heapline.dashboard.topic_rows import ROWS_MAX, TopicRows, rates_now, read_stats
+from heapline.dashboard.topic_rows import ROWS_MAX, Rate, TopicRows, rates_now, read_stats
 
 LATE = 600.0  # seconds that the oldest message waits before it is an alarm
 ALARMS_MAX = 6
@@ -42,7 +43,7 @@ async def overview(caller: Caller, place: Place) -> dict[str, Any]:
         "alarms_left": max(0, len(alarms) - ALARMS_MAX),
         "sums": sums,
         "rates": rates,
-        "done": sum(rate.done for rate in rates.values() if rate.done is not None) if rates else None,
+        "done": _done(rates, chart),
         "chart": chart,
         "spans": SPANS,
         "span": place.choice("span", *SPANS),
@@ -51,6 +52,14 @@ async def overview(caller: Caller, place: Place) -> dict[str, Any]:
         "topic_count": len(stats),
         "is_cut": is_cut,
     }
+
+
+def _done(rates: Mapping[str, Rate], chart: Chart | None) -> float | None:
+    """Return how much is done per second: by the last seconds, or the last point if these were not watched."""
+    known = [rate.done for rate in rates.values() if rate.done is not None]
+    if known:
+        return sum(known)
+    return chart.lines[1][-1] if chart is not None and chart.times else None
 
 
 def alarms_of(stats: TopicStats) -> list[Alarm]:
