@@ -106,6 +106,17 @@ class LiveMap:
             return np.zeros(0, dtype=np.int64)
         return np.flatnonzero(np.unpackbits(entry.bits, bitorder="little")) * ALIGN
 
+    def places_from(self, segment: int, offset: int, nbytes: int) -> tuple[I64, int | None]:
+        """Return the live records' offsets within about `nbytes` from an offset on, and where the rest begins; None if
+        there is no rest. For steps of bounded length: a complete segment of 64 MiB takes 10 ms."""
+        entry, first = self._maps.get(segment), offset // (8 * ALIGN)
+        if entry is None:
+            return np.zeros(0, dtype=np.int64), None
+        bits = entry.bits[first : first + nbytes // (8 * ALIGN)]
+        places = (np.flatnonzero(np.unpackbits(bits, bitorder="little")) + 8 * first) * ALIGN
+        end = first + len(bits)
+        return places[places >= offset], end * 8 * ALIGN if end < len(entry.bits) else None
+
     def drop(self, segment: int) -> None:
         """Forget the segment, including its live records."""
         self._maps.pop(segment, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -72,3 +73,18 @@ class ReasonTally:
 
     def largest(self, limit: int) -> list[ReasonGroup]:
         return sorted(self._groups.values(), key=lambda group: (-group.count, group.reason))[:limit]
+
+
+class ReasonCount:
+    """Counts the letters whose reason contains a text, ignoring case; all without a text."""
+
+    def __init__(self, text: str | None) -> None:
+        self._text = None if text is None else text.lower()
+        self.count = 0
+
+    def add(self, reasons: Sequence[str], ats: Sequence[int], ids: Sequence[int]) -> None:
+        if self._text is None:
+            self.count += len(ids)
+            return
+        for reason, number in Counter(reasons).items():
+            self.count += number * (self._text in reason.lower())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Iterable
+from datetime import datetime, timedelta
 from functools import partial
 from heapq import merge
 from itertools import islice
@@ -20,20 +21,20 @@ from heapline.contract.call import Context, Count, Page, cursor_of, read_cursor
 from heapline.contract.dead_letters import matches, size_of
 from heapline.contract.errors import MessageNotFound
 from heapline.contract.fields import MessageId
-from heapline.contract.message import DlqFilter, MessageInfo, from_ms
+from heapline.contract.message import EPOCH, DlqFilter, MessageInfo, from_ms
 from heapline.core.dead_letters import BEFORE_ALL, Letter, Place
 from heapline.core.entries import DEAD, Found
 from heapline.core.events import I64
 from heapline.core.ids import partition_of
 from heapline.core.now import Now
-from heapline.core.reasons import ReasonGroup, ReasonTally
+from heapline.core.reasons import ReasonCount, ReasonGroup, ReasonTally
 from heapline.core.record import size_bound
 from heapline.engine.handlers import handles
 from heapline.engine.lookup import Record, get, living, load_records, owner
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topics import TopicKeeper
 
-GROUP_CHUNKS = 16  # of letters, whose reasons one turn counts
+TALLY_CHUNKS = 6  # of about 1000 letters, whose reasons one turn counts
 TASK = "heapline-task"  # the header that names the task of a message (client/tasks/task.py)
 SLICE = 500  # letters that one turn handles
 SLICE_BYTES = 4 << 20  # of their records
@@ -92,10 +93,14 @@ async def _read_some(runner: TopicRunner, ids: list[int]) -> Read:
 
 
 async def _matching(runner: TopicRunner, letters: list[Letter], where: DlqFilter) -> list[Letter]:
-    if where.key is None and where.priority_min is None and where.priority_max is None:  # no record is needed
+    if not _needs_records(where):
         return await runner.call(lambda now: [letter for letter in letters if _fits(runner, letter, where)])
     found = await _described(runner, letters)
     return [letter for letter, info in zip(letters, found, strict=True) if info is not None and matches(info, where)]
+
+
+def _needs_records(where: DlqFilter) -> bool:
+    return (where.key, where.priority_min, where.priority_max) != (None, None, None)
 
 
 def _fits(runner: TopicRunner, letter: Letter, where: DlqFilter) -> bool:
@@ -222,7 +227,17 @@ async def count_dead_letters(
     as_of = await runner.call(lambda now: from_ms(now.steady))
     if where.died_before is None or where.died_before > as_of:
         where = msgspec.structs.replace(where, died_before=as_of)
-    return dead_letters.DeadLetterCount(sum([len(letters) async for letters in find(runner, None, where)]), as_of)
+    if _needs_records(where):
+        count = sum([len(letters) async for letters in find(runner, None, where)])
+    else:
+        tally = ReasonCount(where.reason)
+        await _tally(runner, tally, _ceil_ms(where.died_after), _ceil_ms(where.died_before))
+        count = tally.count
+    return dead_letters.DeadLetterCount(count, as_of)
+
+
+def _ceil_ms(at: datetime | None) -> int:
+    return 0 if at is None else -((EPOCH - at) // timedelta(milliseconds=1))
 
 
 @handles(dead_letters.GroupDeadLetters)
@@ -232,25 +247,28 @@ async def group_dead_letters(
     runner = broker.runner(command.topic)
     end = await runner.call(lambda now: now.steady)
     tally = ReasonTally()
+    await _tally(runner, tally, 0, end)
+    items = [await _group(runner, group) for group in tally.largest(command.limit)]
+    others = tally.count - sum(item.count for item in items)
+    return dead_letters.DeadLetterGroups(items=items, count=tally.count, others=others, as_of=from_ms(end))
+
+
+async def _tally(runner: TopicRunner, tally: ReasonTally | ReasonCount, start: int, end: int) -> None:
+    """Count the letters that died from `start` to before `end`, in ms, some thousands per turn."""
+
+    def count(number: int, place: Place, now: Now) -> Place | None:
+        rows = None
+        for rows in islice(runner.loaded.topic.partitions[number].entries.dead.chunks_after(place), TALLY_CHUNKS):
+            rows = rows.only(slice(rows.ats.searchsorted(end)))
+            if not len(rows.ids):
+                return None
+            tally.add(rows.reasons.tolist(), rows.ats.tolist(), rows.ids.tolist())
+        return None if rows is None else rows.place(-1)
+
     for number in range(len(runner.loaded.topic.partitions)):
-        place = BEFORE_ALL
-        while (following := await runner.call(partial(_tally, runner, tally, number, place, end))) is not None:
-            place = following
-    groups = tally.largest(command.limit)
-    items = [await _group(runner, group) for group in groups]
-    count = sum(item.count for item in items)
-    return dead_letters.DeadLetterGroups(items=items, count=tally.count, others=tally.count - count, as_of=from_ms(end))
-
-
-def _tally(runner: TopicRunner, tally: ReasonTally, number: int, place: Place, end: int, now: Now) -> Place | None:
-    """Count the next letters of a partition that died before `end`; return the place of the last, None at the end."""
-    rows = None
-    for rows in islice(runner.loaded.topic.partitions[number].entries.dead.chunks_after(place), GROUP_CHUNKS):
-        rows = rows.only(slice(rows.ats.searchsorted(end)))
-        if not len(rows.ids):
-            return None
-        tally.add(rows.reasons.tolist(), rows.ats.tolist(), rows.ids.tolist())
-    return None if rows is None else rows.place(-1)
+        place: Place | None = (start, -1)
+        while place is not None:
+            place = await runner.call(partial(count, number, place))
 
 
 async def _group(runner: TopicRunner, group: ReasonGroup) -> dead_letters.DeadLetterGroup:

@@ -6,12 +6,13 @@ threads, some hundred at a time; a message's state is read afterwards, in a turn
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from heapline.contract import inspection
 from heapline.contract.call import Context, cursor_of, read_cursor
@@ -29,8 +30,11 @@ CALL_RECORDS = 20_000  # records that one call reads
 CALL_BYTES = 32 << 20
 STEP_RECORDS = 256
 STEP_BYTES = 2 << 20
+PLACES_BYTES = 4 << 20  # of a segment, in which one turn looks for live records
 EXCERPT = 40  # characters before and after a match
-Cursor = tuple[int, int, int]  # segment, offset in it from which to read on, messages read
+Cursor = tuple[
+    int, Annotated[int, Meta(ge=0)], Annotated[int, Meta(ge=0, le=1 << 60)]
+]  # segment, offset, messages read
 
 
 class _Match(NamedTuple):
@@ -88,36 +92,45 @@ class _Search:
         self._runner, self._query = runner, _Query(command)
         self.at: Cursor | None = read_cursor(command.cursor, Cursor, (-1, 0, 0))
         self._records, self._bytes, self._step = 0, 0, 16
-        self._places: I64 = EMPTY  # of the segment, not read yet; some may have ended since
+        self._places: I64 = EMPTY  # of `_segment`, before `at`, not read yet; some may have ended since
+        self._segment = 0
 
     @property
     def has_budget(self) -> bool:
         return self._records < CALL_RECORDS and self._bytes < CALL_BYTES
 
     def _find_places(self, now: Now) -> None:
-        """Find the next segment with records to read, and move on to it."""
+        """Find places of records to read, in this part of the segment or the next, and move on to it."""
         assert self.at is not None
         live, (segment, offset, read) = self._runner.loaded.topic.live, self.at
         segments = live.segments()
-        for number in segments[bisect_right(segments, segment - 1) :]:
-            places = live.places(number)
-            places = places[places >= offset] if number == segment else places
-            if len(places):
-                self.at, self._places = (number, 0, read), places
-                return
-        self.at = None
+        following = segments[bisect_left(segments, segment) :]
+        if not following:
+            self.at = None
+            return
+        start = offset if following[0] == segment else 0
+        self._places, rest = live.places_from(following[0], start, PLACES_BYTES)
+        self.at = (following[0] + 1, 0, read) if rest is None else (following[0], rest, read)
+        self._segment = following[0]
 
     async def step(self) -> list[_Found]:
         """Read the next records; `at` is None at the end."""
         if not len(self._places):
             await self._runner.call(self._find_places)
-        if self.at is None:
+        if self.at is None or not len(self._places):
             return []
-        segment, _, read = self.at
         places, self._places = self._places[: self._step], self._places[self._step :]
-        found = await self._runner.read(self._compare, segment, places, read)
-        self.at = segment, int(places[-1]) + 1, read + len(places)
+        segment, rest, read = self.at
+        found = await self._runner.read(self._compare, self._segment, places, read)
+        self.at = segment, rest, read + len(places)
         return found
+
+    @property
+    def following(self) -> Cursor | None:
+        """The place from which to read on; None at the end."""
+        if self.at is None or not len(self._places):
+            return self.at
+        return self._segment, self._places.item(0), self.at[2]
 
     def _compare(self, segment: int, places: I64, read: int) -> list[_Found]:
         journal = self._runner.loaded.journal
@@ -140,16 +153,14 @@ class _Search:
 async def search_messages(broker: TopicKeeper, command: SearchMessages, context: Context) -> SearchResult:
     runner = broker.runner(command.topic)
     search, items = _Search(runner, command), list[FoundMessage]()
-    following: Cursor | None = search.at
-    while search.has_budget and following is not None:
+    while search.has_budget and search.at is not None:
         for found in await search.step():
             info = await runner.call(partial(_living, runner, found.record))
             if info is not None and command.state in (None, info.state):
                 items.append(FoundMessage(message=info, where=found.match.where, excerpt=found.match.excerpt))
                 if len(items) == command.limit:
                     return _answer(runner, items, found.following)
-        following = search.at
-    return _answer(runner, items, following)
+    return _answer(runner, items, search.following)
 
 
 def _answer(runner: TopicRunner, items: list[FoundMessage], following: Cursor | None) -> SearchResult:

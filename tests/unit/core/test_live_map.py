@@ -107,3 +107,21 @@ def test_places_just_past_the_map_are_dead(others: list[Spot]) -> None:
     edge = live.nbytes // len(live.segments()) * 8
     asked = [(1, place) for place in range(edge - 20, edge + 1)]
     assert not live.alive(positions(asked + others))[: len(asked)].any()
+
+
+@pytest.mark.parametrize("nbytes", [128, 1024, 1 << 20])
+def test_places_by_parts_are_those_of_the_segment(nbytes: int) -> None:
+    layout = PositionLayout(1 << 20)
+    live = LiveMap(layout)
+    offsets = np.unique(np.random.default_rng(7).integers(0, 1 << 16, 500)) * 16
+    offsets = offsets[offsets < 1 << 20]
+    live.add(layout.pack(3, offsets, np.zeros(len(offsets), dtype=np.int64)))
+    found: list[int] = []
+    start: int | None = 0
+    while start is not None:
+        places, start = live.places_from(3, start, nbytes)
+        found += places.tolist()
+    assert found == live.places(3).tolist() == offsets.tolist()
+    rest, _ = live.places_from(3, int(offsets[100]) + 1, 1 << 20)
+    assert rest.tolist() == offsets[101:].tolist()
+    assert live.places_from(9, 0, nbytes)[1] is None
