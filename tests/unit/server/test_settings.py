@@ -40,3 +40,13 @@ def test_printed_settings_do_not_show_passwords() -> None:
         broker_type="sql", postgres=["postgresql://u:secret@h/db"], broker={"redis": "redis://:secret@h"}
     )
     assert repr(settings) == "ServerSettings(broker_type='sql', data='data', host='127.0.0.1')"
+
+
+def test_server_keeps_series_unless_it_is_told_not_to(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("{}")
+    assert read_settings(file).broker_config().series
+    file.write_text("broker: {series: false}\nsession_lifetime: 3600\n")
+    settings = read_settings(file)
+    assert not settings.broker_config().series
+    assert settings.session_ms == 3_600_000
