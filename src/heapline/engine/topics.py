@@ -1,23 +1,15 @@
-"""The topics of a data directory: open and close it; create, change and delete topics.
+"""The topics of a data directory (data_directory.py): open and close all; create, change and delete one.
 
-Durability: a topic's folder is complete before the catalog names it, and the catalog no longer names it before the
-folder is deleted. So a crash in between leaves at most a folder that the next open deletes. A growth is in the topic's
-journal before it is in the catalog (topic_growth.py). One process at a time locks the directory.
+A growth is in the topic's journal before it is in the catalog (topic_growth.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import os
 from collections.abc import Callable, Coroutine
-from functools import cache, partial
-from random import SystemRandom
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar
-
-import numpy as np
-import numpy.typing as npt
 
 from heapline.clock import Clock, SystemClock
 from heapline.contract.config import (
@@ -39,7 +31,6 @@ from heapline.contract.errors import (
     TopicExists,
     TopicNotFound,
 )
-from heapline.contract.ids import SUFFIX_BITS
 from heapline.contract.message import TopicInfo
 from heapline.core.ids import unix_ms_of
 from heapline.core.partition import Draw
@@ -47,6 +38,7 @@ from heapline.engine.batches.coordinator import BatchCoordinator
 from heapline.engine.batches.decisions import NAME as DECISIONS
 from heapline.engine.batches.decisions import Decisions
 from heapline.engine.catalog import Catalog, Entry
+from heapline.engine.data_directory import DataDirectory
 from heapline.engine.internal_topic import CONFIG, NAMESPACE, InternalTopic
 from heapline.engine.io import Io, ThreadIo
 from heapline.engine.loaded_topic import Loader
@@ -58,8 +50,6 @@ from heapline.engine.schedules.store import ScheduleStore
 from heapline.engine.series import SeriesKeeper
 from heapline.engine.topic_growth import change, check_growth, grow
 from heapline.journal.disk import Disk, RealDisk, is_no_space
-from heapline.journal.records import CacheBudget
-from heapline.journal.spares import SparePool
 from heapline.logs import Log
 from heapline.owned_tasks import OwnedTasks
 
@@ -108,20 +98,14 @@ class TopicKeeper:
         draw: Draw | None = None,
         draw_id_suffix: Callable[[], int] | None = None,
     ) -> None:
-        self._path = path
         self._config = config or BrokerConfig()
         self.changes = OwnedTasks()  # of the catalog
-        self._disk: Disk = disk or RealDisk()
         self._io: Io | None = io
         self._clock: Clock = clock or SystemClock()
-        self._draw: Draw = draw or _draw_jitter
-        self._draw_id_suffix = draw_id_suffix or partial(SystemRandom().getrandbits, SUFFIX_BITS)  # once per topic
         self._runners: dict[str, TopicRunner] = {}
         self._refused: dict[str, CorruptionError] = {}
-        self._budget = CacheBudget(self._config.cache_bytes)
-        self._pools: dict[int, SparePool] = {}
+        self.directory = DataDirectory(path, disk or RealDisk(), self._config, self._clock, draw, draw_id_suffix)
         self._catalog: Catalog | None = None
-        self._lock: Any = None
         self._admin = asyncio.Lock()
         self.batches = BatchCoordinator(
             Decisions(InternalTopic(DECISIONS, self._make_internal)),
@@ -132,14 +116,14 @@ class TopicKeeper:
         self.schedules = Scheduler(
             ScheduleStore(InternalTopic(SCHEDULES, self._make_internal)), topic=self.runner, wall_ms=self._clock.wall_ms
         )
-        self.replays = ReplayJobs(self._disk, path, self._io_or_fail, self._clock, self.runner)
-        self.series = SeriesKeeper(path, self._disk, self._clock, lambda: self._io, self._runners.values)
+        self.replays = ReplayJobs(self.disk, path, self._io_or_fail, self._clock, self.runner)
+        self.series = SeriesKeeper(path, self.disk, self._clock, lambda: self._io, self._runners.values)
         self._closed = False
 
     @property
     def path(self) -> str:
         """The data directory."""
-        return self._path
+        return self.directory.path
 
     @property
     def config(self) -> BrokerConfig:
@@ -161,7 +145,7 @@ class TopicKeeper:
     async def _start(self) -> None:
         if self._io is None:
             self._io = ThreadIo()
-        self._catalog = await self._io.run(self._open_directory)
+        self._catalog = await self._io.run(self.directory.open)
         entries = dict(self._catalog.entries)
         system = entries.pop((NAMESPACE, DECISIONS), None)
         if system is not None:
@@ -185,7 +169,7 @@ class TopicKeeper:
 
     async def _open_internal(self, topic: InternalTopic, entry: Entry) -> None:
         """Open an internal topic. If it is corrupt, only what needs it does not work."""
-        loader = self._loader(entry)
+        loader = self.directory.loader(entry)
         try:
             topic.runner = await self._start_runner(loader)
         except (CorruptionError, OSError) as error:
@@ -213,8 +197,10 @@ class TopicKeeper:
             if topic.runner is None:
                 entry = self._catalog_or_fail().entries.get((NAMESPACE, topic.name))
                 if entry is None:  # otherwise it was created, but not loaded
-                    entry = await self._on_disk(self._make_topic, NAMESPACE, topic.name, CONFIG)
-                topic.runner = await self._start_runner(self._loader(entry))
+                    entry = await self._on_disk(
+                        self.directory.make_topic, self._catalog_or_fail(), NAMESPACE, topic.name, CONFIG
+                    )
+                topic.runner = await self._start_runner(self.directory.loader(entry))
             return topic.runner
 
     def _why_missing(self) -> HeaplineError | None:
@@ -224,46 +210,8 @@ class TopicKeeper:
                 return runner.failure.with_traceback(None)
         return next(iter(self._refused.values()), None)
 
-    def _open_directory(self) -> Catalog:
-        self._make_directory()
-        self._lock = self._disk.lock(f"{self._path}/LOCK")
-        catalog = Catalog(self._disk, self._path)
-        catalog.make()
-        self._sweep(catalog)
-        return catalog
-
-    def _make_directory(self) -> None:
-        """Create the directory durably: if its parent lost it in a power cut, every topic would be lost."""
-        made, path = [], os.path.abspath(self._path)
-        while not self._disk.exists(path):
-            made.append(path)
-            path = os.path.dirname(path)
-        try:
-            self._disk.mkdir(self._path)
-        except (FileExistsError, NotADirectoryError):
-            text = f"cannot create the data directory {self._path!r}: a part of the path is a file; choose another path"
-            raise BadRequest(text) from None
-        for path in reversed(made):
-            self._disk.fsync_dir(os.path.dirname(path))
-
-    def _sweep(self, catalog: Catalog) -> None:
-        """Delete folders of topics that were deleted, or whose creation did not finish.
-
-        A folder that is newer than the catalog is kept: the catalog may be an old one that an operator restored.
-        """
-        kept = {entry.folder for entry in catalog.entries.values()}
-        top = f"{self._path}/topics"
-        if not self._disk.exists(top):
-            return
-        for namespace in self._disk.listdir(top):
-            for folder in self._disk.listdir(f"{top}/{namespace}"):
-                incarnation = folder.removesuffix(".new").rpartition(".")[2]
-                known = incarnation.isdigit() and int(incarnation) < catalog.next_incarnation
-                if known and f"topics/{namespace}/{folder}" not in kept:
-                    self._disk.remove_tree(f"{top}/{namespace}/{folder}")
-
     async def _load(self, entry: Entry) -> None:
-        loader = self._loader(entry)
+        loader = self.directory.loader(entry)
         try:
             runner = await self._start_runner(loader, self.batches.catch_up)
         except CorruptionError as error:
@@ -312,30 +260,6 @@ class TopicKeeper:
             await asyncio.sleep(pause)
         return await TopicRunner.open(loader, io, self._clock, self._config, on_install)
 
-    def _loader(self, entry: Entry) -> Loader:
-        return Loader(
-            self._disk,
-            f"{self._path}/{entry.folder}",
-            entry.topic,
-            entry.incarnation,
-            entry.config,
-            id_suffix=entry.id_suffix,
-            floor_ms=entry.floor_ms,
-            clock=self._clock,
-            draw=self._draw,
-            spares=self._pool(entry.config.segment_bytes),
-            budget=self._budget,
-        )
-
-    def _pool(self, segment_bytes: int) -> SparePool | None:
-        """Return the spare segments, shared by the topics whose segments are no larger."""
-        if not self._config.spare_segment_bytes:
-            return None
-        size = max(segment_bytes, self._config.spare_segment_bytes)
-        if size not in self._pools:
-            self._pools[size] = SparePool(self._disk, f"{self._path}/spare/{size}", size)
-        return self._pools[size]
-
     def _io_or_fail(self) -> Io:
         if self._io is None or self._closed:
             raise Closed
@@ -353,13 +277,11 @@ class TopicKeeper:
             # A thread does not stop when its caller is cancelled: the directory is released after the last thread ends.
             if self._io is not None:
                 self._io.close()
-            if self._lock is not None:
-                self._lock.release()
-                self._lock = None
+            self.directory.release()
 
     @property
     def disk(self) -> Disk:
-        return self._disk
+        return self.directory.disk
 
     def _all_runners(self) -> list[TopicRunner]:
         internal = (self.batches.decisions.topic.runner, self.schedules.store.topic.runner)
@@ -423,28 +345,9 @@ class TopicKeeper:
                 if entry.topic not in self._runners and entry.topic not in self._refused:
                     await self._load(entry)  # it was created, but could not be loaded then
                 return _info(entry)
-            # The folder first, then the catalog: the next open deletes a folder that the catalog does not name.
-            entry = await self._on_disk(self._make_topic, namespace, name, wanted)
+            entry = await self._on_disk(self.directory.make_topic, catalog, namespace, name, wanted)
             await self._load(entry)
             return _info(entry)
-
-    def _make_topic(self, namespace: str, name: str, config: TopicConfig) -> Entry:
-        catalog = self._catalog_or_fail()
-        entry = catalog.planned(namespace, name, config, self._draw_id_suffix())
-        folder = f"{self._path}/topics/{namespace}"
-        self._disk.mkdir(folder)
-        self._disk.fsync_dir(f"{self._path}/topics")
-        self._disk.fsync_dir(self._path)
-        self._disk.remove_tree(f"{self._path}/{entry.folder}")
-        try:
-            self._loader(entry).create()
-            catalog.add(entry)
-            return entry
-        except OSError:
-            with contextlib.suppress(OSError):  # the next open deletes the rest
-                self._disk.remove_tree(f"{self._path}/{entry.folder}.new")
-                self._disk.remove_tree(f"{self._path}/{entry.folder}")
-            raise
 
     async def _on_disk(self, work: Callable[..., T], *args: Any) -> T:
         """Run work on the directory in a thread. A full disk raises StorageFull."""
@@ -513,19 +416,9 @@ class TopicKeeper:
                 raise
             self._refused.pop(entry.topic, None)
             try:
-                await io.run(self._disk.remove_tree, f"{self._path}/{entry.folder}")
+                await io.run(self.directory.remove_topic, entry)
             except OSError as error:
                 log.warning("topic directory not deleted; will retry on next open", topic=entry.topic, error=str(error))
-
-
-@cache
-def _generator() -> np.random.Generator:
-    return np.random.default_rng()
-
-
-def _draw_jitter(count: int) -> npt.NDArray[np.float64]:
-    """Draw from numpy's generator, which is imported with the first retry."""
-    return _generator().random(count)
 
 
 def _unreadable(loader: Loader, error: OSError) -> JournalCorrupt:

@@ -81,9 +81,7 @@ class MemoryTopics(TopicKeeper):
                 watch.cancel()
         self.schedules.abandon()
         self.replays.stop()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self.directory.release()
 
     # -- automatic opening -----------------------------------------------------------------------------------------
 
@@ -108,14 +106,14 @@ class MemoryTopics(TopicKeeper):
         elif self.batches.decisions.topic.runner is not None:  # decisions are read in turns, which need a loop
             raise RuntimeError("after commit_batch, call hl.abandon() and continue with MemoryBroker(disk=hl.disk)")
         else:
-            self._lock.release()
+            self.directory.release()
             self._reset(self._config, self._clock)
         self._home = loop
         run_in_one_step(self._open_without_tasks())
 
     async def _open_without_tasks(self) -> None:
         """Do the work of `_start` without tasks."""
-        self._catalog = self._open_directory()
+        self._catalog = self.directory.open()
         entries = dict(self._catalog.entries)
         kept = entries.pop((NAMESPACE, NAME), None)
         if kept is not None:

@@ -143,7 +143,7 @@ def test_cancelled_pop_does_not_release_leases_of_its_repetition() -> None:
 def test_cancelled_create_topic_does_not_drop_another_topic_from_the_catalog() -> None:
     async def scene(rig: held_io.Rig) -> None:
         hl = await rig.opened()
-        rig.io.hold, rig.io.answers_held = {"_make_topic"}, False
+        rig.io.hold, rig.io.answers_held = {"make_topic"}, False
         making = asyncio.ensure_future(hl.create_topic("a", **held_io.SMALL))
         await held_io.spin()
         making.cancel()

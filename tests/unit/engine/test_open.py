@@ -341,8 +341,8 @@ def test_closing_one_topic_does_not_change_the_budget_shared_with_another() -> N
         thread = threading.Thread(target=journal.close)
         thread.start()
         thread.join()
-        assert hl.topics._budget.used_bytes > 1000
+        assert hl.topics.directory.budget.used_bytes > 1000
         await hl.topics._runners["jobs"].close()
-        assert hl.topics._budget.used_bytes == 0
+        assert hl.topics.directory.budget.used_bytes == 0
 
     held_io.play(scene)
