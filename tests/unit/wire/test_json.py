@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -64,6 +64,7 @@ def get(kind: type[Call[Any]], path: dict[str, str] | None = None, /, **query: s
 def test_command_survives_its_request(kind: type[Call[Any]], data: Any) -> None:
     command = data.draw(commands(kind))
     method, path, query, body = ROUTES[kind].write(command)
+    assume(method != "GET" or getattr(command, "where", None) != DlqFilter())  # in a query it is the same as none
     found = find(method, path)
     assert found is not None
     route, names = found
