@@ -95,7 +95,7 @@ class Watch:
         return [text for text in self.seen if not any(part in text for part in self.expected)]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # Playwright's loop runs in this thread, where tests of other files run theirs
 def chromium() -> Iterator[Any]:
     from playwright.sync_api import expect as assertions
     from playwright.sync_api import sync_playwright
@@ -113,7 +113,7 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server that tests share; each uses topics of its own."""
     made = ServerProcess(tmp_path_factory.mktemp("dashboard") / "data").start()

@@ -73,8 +73,8 @@ def test_pages_work_without_third_party_files_and_name_them(
     program.write_text(
         "import sys\n"
         "from heapline.dashboard import app\n"
-        "read = app._read_files\n"
-        "app._read_files = lambda: {n: f for n, f in read().items() if not n.startswith('vendor/')}\n"
+        "read = app.read_files\n"
+        "app.read_files = lambda: {n: f for n, f in read().items() if not n.startswith('vendor/')}\n"
         "from heapline.cli.main import app as cli\n"
         "cli(sys.argv[1:])\n"
     )

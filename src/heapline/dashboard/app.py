@@ -6,16 +6,11 @@ CSRF token. Pages and changes call the broker as the logged-in principal (caller
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import mimetypes
-import tomllib
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from importlib.metadata import version
-from importlib.resources import files
 from typing import Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
@@ -26,21 +21,22 @@ from heapline.dashboard import page as page_module
 from heapline.dashboard.actions import ACTIONS, Action
 from heapline.dashboard.caller import INTERFACE, Caller, Memory
 from heapline.dashboard.features import features_of
+from heapline.dashboard.forms import joined, read_form
 from heapline.dashboard.live import SIGNED_OUT, VIEWS_MAX, Views
 from heapline.dashboard.page import PageKind, Place, element_id, path_to
 from heapline.dashboard.pages import SECTIONS
 from heapline.dashboard.render import Parts, make_environment
+from heapline.dashboard.static_files import read_files, third_party_files
 from heapline.logs import Log
 from heapline.server.auth.principals import LOCAL, NoAuthGuard
 from heapline.server.auth.secret import Secret
 from heapline.server.auth.sessions import Session, is_cross_site
 from heapline.server.gate import Request as GateRequest
 from heapline.server.gate import correlation_id
-from heapline.server.protocols.http import DASHBOARD, TooLarge, TooSlow
+from heapline.server.protocols.http import DASHBOARD
 from heapline.server.server import Server
 from heapline.wire import error_codes
 
-FORM_BYTES_MAX, FORM_SECONDS_MAX = 256 << 10, 10.0
 POLICY = "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; frame-ancestors 'none'"
 HEADERS = {
     "content-security-policy": POLICY,
@@ -58,11 +54,17 @@ class NotFound(BadRequest):
     http_status = 404
 
 
-@dataclass(frozen=True)
-class StaticFile:
-    data: bytes
-    media_type: str
-    digest: str
+class EventStream(StreamingResponse):
+    """Server-sent events. What they hold is released when the response ends, even if it never began."""
+
+    def __init__(self, events: AsyncIterator[bytes], held: contextlib.ExitStack) -> None:
+        headers = {"cache-control": NO_STORE, "x-accel-buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._held = held
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        with self._held:
+            await super().__call__(scope, receive, send)
 
 
 class Dashboard:
@@ -74,8 +76,8 @@ class Dashboard:
         self._prefix, self._read_only = settings.http_prefix, settings.read_only
         self._is_open = isinstance(server.gate.guard, NoAuthGuard)
         self.sessions, self._memory = server.sessions, Memory()
-        self._files = _read_files()
-        self._missing = [name for name in _third_party_files() if name not in self._files]
+        self._files = read_files()
+        self._missing = [name for name in third_party_files() if name not in self._files]
         self.views = Views(self._render_parts)
         self._environment = make_environment(
             url=self.url,
@@ -197,7 +199,7 @@ class Dashboard:
         return self._login_page(request, 200, "", after)
 
     async def _log_in(self, request: Request) -> Response:
-        form = await _form(request)
+        form = await read_form(request)
         if is_cross_site(request.headers):
             raise BadRequest("this login did not come from a page of this server; open the login page and try again")
         after = form.get("next", "/")
@@ -225,7 +227,7 @@ class Dashboard:
 
     async def _log_out(self, request: Request) -> Response:
         session = self._session(request)
-        self.sessions.check_change(session, request.headers, (await _form(request)).get("csrf"))
+        self.sessions.check_change(session, request.headers, (await read_form(request)).get("csrf"))
         self.sessions.end(session)
         self.views.poke()  # ends this session's streams
         response = RedirectResponse(self.url("/login"), 303)
@@ -320,16 +322,10 @@ class Dashboard:
                 return SIGNED_OUT
             return None
 
-        async def events() -> Any:
-            try:
-                with self.views.watch(places, self._caller(request, session)) as watcher:
-                    async for event in watcher.events(last_words):
-                        yield event
-            finally:
-                opened.end()
-
-        headers = {"cache-control": NO_STORE, "x-accel-buffering": "no"}
-        return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+        held = contextlib.ExitStack()
+        held.callback(opened.end)
+        watcher = held.enter_context(self.views.watch(places, self._caller(request, session)))
+        return EventStream(watcher.events(last_words), held)
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
@@ -343,7 +339,7 @@ class Dashboard:
 
     async def _show_action(self, request: Request) -> Response:
         action, session = self._action(request), self._session(request)
-        arguments = _joined(request.query_params.multi_items())
+        arguments = joined(request.query_params.multi_items())
         dialog = await action.prepare(self._caller(request, session), arguments)
         address = self.url(path_to(f"/do/{action.name}", **arguments))
         variables = {"dialog": dialog, "address": address, "csrf": session.csrf_token, "error": ""}
@@ -351,10 +347,10 @@ class Dashboard:
 
     async def _act(self, request: Request) -> Response:
         action, session = self._action(request), self._session(request)
-        form = await _form(request)
+        form = await read_form(request)
         self.sessions.check_change(session, request.headers, form.get("csrf"))
         caller = self._caller(request, session)
-        arguments = _joined(request.query_params.multi_items())
+        arguments = joined(request.query_params.multi_items())
         try:
             action.check(arguments, form)
             done = await action.run(caller, arguments, form)
@@ -391,54 +387,6 @@ class Dashboard:
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
         return Response(file.data, headers=headers, media_type=file.media_type)
-
-
-def _read_files() -> dict[str, StaticFile]:
-    found = {}
-    root = files("heapline.dashboard") / "static"
-    folders = [("", root)]
-    while folders:
-        prefix, folder = folders.pop()
-        for entry in folder.iterdir():
-            if entry.is_dir():
-                folders.append((f"{prefix}{entry.name}/", entry))
-            elif kind := mimetypes.guess_type(entry.name)[0]:
-                data = entry.read_bytes()
-                found[prefix + entry.name] = StaticFile(data, kind, hashlib.blake2b(data, digest_size=8).hexdigest())
-    return found
-
-
-def _third_party_files() -> list[str]:
-    """Return the files that the build must have fetched; without them pages show less, and say so."""
-    pins = tomllib.loads((files("heapline.dashboard") / "third_party.toml").read_text())
-    names = [name for package in pins["package"] for name in package["files"].values() if "LICENSE" not in name]
-    return [f"vendor/{name}" for name in [*names, "icons.svg"]]
-
-
-async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a form, bounded in size and time."""
-    data = b""
-    try:
-        async with asyncio.timeout(FORM_SECONDS_MAX):
-            async for part in request.stream():
-                data += part
-                if len(data) > FORM_BYTES_MAX:
-                    raise TooLarge(f"a form may have at most {FORM_BYTES_MAX} bytes")
-    except TimeoutError:
-        raise TooSlow(f"a form must arrive within {FORM_SECONDS_MAX:.0f} seconds") from None
-    try:
-        pairs = parse_qsl(data.decode(), keep_blank_values=True, errors="strict")
-    except (UnicodeDecodeError, ValueError):
-        raise BadRequest("the form is not UTF-8") from None
-    return _joined(pairs)
-
-
-def _joined(pairs: list[tuple[str, str]]) -> dict[str, str]:
-    """Return fields by name. One with several values, such as selected rows, becomes lines."""
-    fields: dict[str, str] = {}
-    for name, value in pairs:
-        fields[name] = f"{fields[name]}\n{value}" if name in fields else value
-    return fields
 
 
 def _local(path: str) -> str:

@@ -4,9 +4,30 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from heapline.dashboard.pages import access, dead_letters, leases, messages, overview, pipeline, schedules, topics
+from heapline.dashboard.pages import (
+    access,
+    dead_letters,
+    leases,
+    messages,
+    overview,
+    pipeline,
+    schedules,
+    topic_changes,
+    topics,
+)
 
-__all__ = ["SECTIONS", "access", "dead_letters", "leases", "messages", "overview", "pipeline", "schedules", "topics"]
+__all__ = [
+    "SECTIONS",
+    "access",
+    "dead_letters",
+    "leases",
+    "messages",
+    "overview",
+    "pipeline",
+    "schedules",
+    "topic_changes",
+    "topics",
+]
 
 
 class Section(NamedTuple):
