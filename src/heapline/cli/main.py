@@ -50,7 +50,7 @@ SUBCOMMANDS = {
     "reschedule": Lazy("message", "Change the due time or the priority of waiting messages.", "reschedule"),
     "history": Lazy("inspection", "Show what happened to one message, from the journal.", "history"),
     "search": Lazy("inspection", "Show the messages in a topic that contain a text.", "search"),
-    "lease": Lazy("lease", "List who holds which messages, and take them back."),
+    "lease": Lazy("inspection", "List who holds which messages, and take them back."),
     "series": Lazy("inspection", "Show depths and rates over the last 24 hours, of a topic or of all.", "series"),
     "dlq": Lazy("dlq", "List, replay and delete dead letters."),
     "group": Lazy("group", "Manage consumer groups."),
