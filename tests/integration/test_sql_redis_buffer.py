@@ -70,7 +70,7 @@ async def test_node_that_dies_leaves_its_enqueues_to_another(valkey: Valkey, adm
     async with no_flush(first, admin):
         results = await first.enqueue_batch(topic, [Outgoing(b"%d" % n, priority=n) for n in range(5)])
         one = await first.enqueue(topic, b"last", priority=9, headers={"a": "b"}, key="customer", ttl=60)
-        late = await first.enqueue(topic, b"late", delay=0.1, priority=10)
+        late = await first.enqueue(topic, b"late", delay=3.0, priority=10)
         assert await stored(admin, topic) == 0
         await crash(first)
     async with node(valkey, durability="postgres", poll_interval=0.05) as second:
@@ -80,7 +80,7 @@ async def test_node_that_dies_leaves_its_enqueues_to_another(valkey: Valkey, adm
         assert [m.id for m in messages] == [*(r.id for r in results), one.id]
         assert (messages[-1].headers, messages[-1].key) == ({"a": "b"}, "customer")
         await second.ack(messages)
-        assert [m.id for m in await second.pop(topic, 10, wait=5.0)] == [late.id]
+        assert [m.id for m in await second.pop(topic, 10, wait=20.0)] == [late.id]
 
 
 async def test_units_that_repeat_ids_are_stored_under_others(
