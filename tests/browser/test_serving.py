@@ -106,6 +106,7 @@ def test_serve_on_a_terminal_prints_a_link_that_logs_in(tmp_path: Path, new_page
             page = new_page()
             page.goto(found[0])
             expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+            page.close()
         finally:
             process.terminate()
             os.close(outer)
