@@ -153,8 +153,8 @@ async def test_ids_of_units_are_forgotten_once_redis_cannot_have_them(
 ) -> None:
     monkeypatch.setattr(redis_buffer, "UNIT_KEEP_MS", -1)
     monkeypatch.setattr(redis_buffer, "FORGET_MS", 0)
-    await admin.execute("DELETE FROM flushed_units")
     async with node(valkey, poll_interval=0.02) as hl:
+        await admin.execute("DELETE FROM flushed_units")
         await hl.create_topic(topic, k=10)
         flusher = flusher_of(hl)
         units: list[Any] = []
