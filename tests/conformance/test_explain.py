@@ -31,7 +31,7 @@ async def test_sentence_names_the_reason_of_each_place(topic: MakeTopic, broker:
     first, second, third = [item.text for item in (await broker.explain("jobs")).items]
     assert first.startswith("Next in line: priority 1, waited ")
     assert second.startswith("Second in line: priority 1, waited ")
-    assert second.endswith("because it is the younger of two equal ones.")
+    assert second.endswith("because it is newer.")
     assert third.endswith("because its priority is worse.")
 
 

@@ -47,7 +47,7 @@ def sentence(waiting: Waiting, line: int | None, above: Waiting | None = None) -
     if waiting.turns_ahead is not None:
         owner = "messages without a fairness key" if waiting.fairness_key is None else repr_name(waiting.fairness_key)
         facts.append(f"turn of {owner}" + (f" after {waiting.turns_ahead} more" if waiting.turns_ahead else " now"))
-    behind = "" if above is None else f"; after the one before because {_why_after(waiting, above)}"
+    behind = "" if above is None else f"; after the message above because {_why_after(waiting, above)}"
     return f"{place}: {', '.join(facts)}{behind}."
 
 
@@ -55,7 +55,7 @@ def _why_after(waiting: Waiting, above: Waiting) -> str:
     if waiting.turns_ahead is not None and waiting.priority == above.priority and waiting.key != above.key:
         return "its turn is later"
     if waiting.key == above.key:
-        return "it is the younger of two equal ones"
+        return "it is newer"
     if waiting.effective is not None and above.effective is not None:
         is_by_priority = (waiting.priority - above.priority) * (waiting.effective - above.effective) > 0
         return "its priority is worse" if is_by_priority else "it has waited less"

@@ -25,17 +25,17 @@ PLAIN = Waiting(key=5, priority=5, waited_ms=720_000, attempts=0)
         ),
         (
             PLAIN, 2, PLAIN._replace(key=4, priority=4),
-            "Second in line: priority 5, waited 12 min; after the one before because its priority is worse.",
+            "Second in line: priority 5, waited 12 min; after the message above because its priority is worse.",
         ),
         (
             PLAIN._replace(effective=3.8), 2, PLAIN._replace(key=4, priority=9, effective=2.0),
             "Second in line: priority 5, now 3.8 by age, waited 12 min; "
-            "after the one before because it has waited less.",
+            "after the message above because it has waited less.",
         ),
         (
             PLAIN._replace(key=7, turns_ahead=1), 2, PLAIN._replace(turns_ahead=0),
             "Second in line: priority 5, waited 12 min, turn of messages without a fairness key after 1 more; "
-            "after the one before because its turn is later.",
+            "after the message above because its turn is later.",
         ),
     ],
 )  # fmt: skip
