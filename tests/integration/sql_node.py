@@ -22,6 +22,7 @@ import heapline.sql
 
 TOPIC = "jobs"
 VISIBILITY = 1.0
+NODE_LEASE = 5.0
 BACKOFF = heapline.Backoff(base=0)
 
 
@@ -90,7 +91,7 @@ async def consume(hl: Any, record: Record, seed: int) -> None:
 
 async def main(url: str, schema: str, path: str, seed: int, settings: dict[str, Any]) -> None:
     record, k, repeats = Record(path), settings.pop("k", 1), settings.pop("repeats", [])
-    async with heapline.sql.open([url], schema=schema, node_lease=5.0, **settings) as hl:
+    async with heapline.sql.open([url], schema=schema, node_lease=NODE_LEASE, **settings) as hl:
         await hl.create_topic(TOPIC, backoff=BACKOFF, max_retries_default=250, k=k)
         record.write("open")
         for tags in repeats:

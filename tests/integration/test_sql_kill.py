@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +24,10 @@ import pytest
 
 import heapline
 import heapline.sql
+from heapline.core.ids import partition_of
+from heapline.sql import node_id
 from heapline.sql.redis import buffer_key
+from tests.integration import sql_node
 from tests.integration.sql_node import TOPIC, VISIBILITY
 from tests.postgres import UNSYNCED, KillablePostgres, fresh_schema, shared_url
 from tests.valkey import Valkey
@@ -76,12 +80,19 @@ class Rig:
         self.nodes[seat].kill()
         self.nodes[seat].wait()
 
-    def run(self, kills: int, servers: list[Any]) -> list[list[Any]]:
+    def run(self, kills: int, servers: list[Any], paused_seconds: float = 0.0) -> list[list[Any]]:
         """Kill nodes and servers at random times and start them again; return the lines of all records."""
         rng = random.Random(SEED)
         try:
             for seat in range(NODES):
                 self.start(seat)
+            if paused_seconds:
+                time.sleep(1.0)
+                self.nodes[0].send_signal(signal.SIGSTOP)
+                time.sleep(paused_seconds)
+                self.kill(1)
+                self.start(1)  # takes the paused node's number
+                self.nodes[0].send_signal(signal.SIGCONT)
             for n in range(kills):
                 time.sleep(rng.uniform(0.2, 1.5))
                 if servers and n % 2:
@@ -206,6 +217,22 @@ async def test_killed_valkey_postgres_and_nodes_lose_nothing(tmp_path: Path, pol
     finally:
         valkey.close()
         postgres.close()
+
+
+@pytest.mark.soak  # 30 s, most of them asleep
+async def test_node_that_wakes_after_another_took_its_number_mints_no_id_twice(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, shared_url(), fresh_schema(), {"k": 100}, True)
+    paused = sql_node.NODE_LEASE + node_id.GRACE_MS / 1000 + 1
+    lines = await asyncio.to_thread(rig.run, 2, [], paused)
+    first, _, third = (owners(record) for record in rig.records[:3])
+    assert first & third, "the third node has not taken the first one's number, so this proves nothing"
+    check(lines, Counter(await rig.drain()))
+
+
+def owners(record: Path) -> set[int]:
+    """Return the node numbers in the ids that a node minted."""
+    lines = map(json.loads, record.read_text().splitlines())
+    return {partition_of(id) for kind, *facts in lines if kind == "enqueued" for id in facts[1]}
 
 
 async def test_killed_postgres_and_nodes_lose_nothing(tmp_path: Path) -> None:
