@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import pytest
 
-from heapline.contract.errors import TopicNotFound
-from heapline.dashboard.live import View, Views, Watcher
+from heapline.contract.errors import ResourceExhausted, TopicNotFound
+from heapline.dashboard.live import PERIOD, PERIOD_MAX, View, Views, Watcher, pause
 from heapline.dashboard.page import PageKind, Place
 from heapline.dashboard.render import Parts
 from heapline.server.auth.principals import Principal, parse_scope
@@ -135,3 +136,20 @@ async def test_stream_ends_with_the_words_of_its_session() -> None:
     with views.watch([(page.kind, PLACE)], Caller()) as one:
         received = [event async for event in one.events(lambda: b"event: signed-out\n\n")]
     assert received[-1] == b"event: signed-out\n\n"
+
+
+def test_views_together_take_a_bounded_share_of_the_processor() -> None:
+    assert pause(0.001, 1) == PERIOD
+    assert pause(0.1, 1) == pytest.approx(3.0)
+    assert pause(0.02, 50) == pytest.approx(10.0)
+    assert pause(5.0, 100) == PERIOD_MAX
+
+
+async def test_number_of_open_views_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heapline.dashboard.live.OPEN_MAX", 1)
+    page = Counted()
+    views = Views(page.render)
+    with views.watch([(page.kind, PLACE)], Caller()), views.watch([(page.kind, PLACE)], Caller()):
+        other = Place("/topics", {}, {"q": "a"})
+        with pytest.raises(ResourceExhausted, match="1"), views.watch([(page.kind, other)], Caller()):
+            pass

@@ -324,7 +324,11 @@ class Dashboard:
 
         held = contextlib.ExitStack()
         held.callback(opened.end)
-        watcher = held.enter_context(self.views.watch(places, self._caller(request, session)))
+        try:
+            watcher = held.enter_context(self.views.watch(places, self._caller(request, session)))
+        except HeaplineError:
+            held.close()
+            raise
         return EventStream(watcher.events(last_words), held)
 
     # -- changes ---------------------------------------------------------------------------------------------------

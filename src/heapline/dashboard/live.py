@@ -1,9 +1,9 @@
 """What changes on open pages, as server-sent events.
 
 A *view* is one place as one set of rights sees it. While someone watches a view, it is read and rendered at most twice
-per second, and more rarely if that takes long: a view may use about a thirtieth of a core. Each rendering is compared
-with the one before, part by part, and all who watch receive the same bytes. A watcher that does not keep up receives
-what has changed since its last event, so nothing queues up for it.
+per second, and more rarely if that takes long: one view may use about a thirtieth of a core, and all together a tenth.
+Each rendering is compared with the one before, part by part, and all who watch receive the same bytes. A watcher that
+does not keep up receives what has changed since its last event, so nothing queues up for it.
 
 One stream may carry several views: the tabs of a browser share one.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from heapline.contract.errors import HeaplineError, Unauthenticated
+from heapline.contract.errors import HeaplineError, ResourceExhausted, Unauthenticated
 from heapline.dashboard.caller import Caller
 from heapline.dashboard.page import PageKind, Place
 from heapline.dashboard.render import Parts
@@ -28,11 +28,13 @@ from heapline.wire import error_codes
 
 PERIOD = 0.5  # seconds between two renderings of a view, at least
 SHARE = 30.0  # and this many times as long as one takes the processor
+SHARE_EACH = 10.0  # or this many times for each view that is open, if that is longer
 PERIOD_MAX = 15.0
 SIGNED_OUT = b"event: signed-out\ndata: {}\n\n"
 CHECK = 1.0  # seconds without an event after which a stream checks whether it must end
 PING = 15  # such checks after which a comment is sent, so that proxies keep the connection
 VIEWS_MAX = 12  # of one stream
+OPEN_MAX = 1000  # views of all streams
 log = Log("heapline.dashboard")
 Render = Callable[[PageKind, Place, Caller, dict[str, Any]], Parts]
 
@@ -48,14 +50,14 @@ class View:
         self._latest = b""  # from the version before to the current one
         self.poked = asyncio.Event()
 
-    async def run(self) -> None:
+    async def run(self, open_views: Callable[[], int] = lambda: 1) -> None:
         while self.watchers:
             began = time.thread_time()
             await self._refresh()
             took = time.thread_time() - began  # with what else the event loop did: a busy server refreshes more rarely
             self.poked.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.poked.wait(), min(PERIOD_MAX, max(PERIOD, SHARE * took)))
+                await asyncio.wait_for(self.poked.wait(), pause(took, open_views()))
                 await asyncio.sleep(0.05)  # several changes that come together
 
     async def _refresh(self) -> None:
@@ -103,6 +105,11 @@ class View:
         changed = {name: html for name, (at, html) in self._parts.items() if at > version}
         data = {"view": self.place.key, "parts": changed, "order": self._order, "error": self._error}
         return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def pause(took: float, open_views: int) -> float:
+    """Return the seconds until the next rendering of a view, which took so long, with so many views open."""
+    return min(PERIOD_MAX, max(PERIOD, took * max(SHARE, SHARE_EACH * open_views)))
 
 
 class Watcher:
@@ -159,6 +166,8 @@ class Views:
         key = (place.key, caller.principal.scopes)
         view = self._views.get(key)
         if view is None:
+            if len(self._views) >= OPEN_MAX:
+                raise ResourceExhausted("different pages that are open", OPEN_MAX)
             view = self._views[key] = View(kind, place, self._render)
             self._tasks.spawn(self._run(key, view))
         return view
@@ -166,7 +175,7 @@ class Views:
     async def _run(self, key: tuple[Any, ...], view: View) -> None:
         await asyncio.sleep(0)  # the first watcher is not added yet
         try:
-            await view.run()
+            await view.run(self._views.__len__)
         finally:
             if self._views.get(key) is view:
                 del self._views[key]
