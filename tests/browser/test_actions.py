@@ -171,6 +171,9 @@ def test_schedule_is_created_run_and_paused(server: Any, log_in: Callable[..., A
         assert hl.stats("scheduled").ready == 1
         act(page, "Pause", "Paused nightly")
         expect(page.get_by_role("row", name=re.compile("^nightly"))).to_contain_text("paused")
+        page.goto(server.url + "/topics/scheduled?tab=schedules")
+        act(page, "Resume", "Resumed nightly")
+        expect(page.get_by_role("row", name=re.compile("^nightly"))).not_to_contain_text("paused")
 
 
 def test_two_operators_see_each_others_changes(server: Any, log_in: Callable[..., Any]) -> None:

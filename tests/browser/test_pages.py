@@ -32,6 +32,7 @@ PAGES = {
     "next": "/topics/reports?tab=next",
     "leases": "/topics/thumbnails?tab=leases",
     "groups": "/topics/mail?tab=groups",
+    "topic-schedules": "/topics/mail?tab=schedules",
     "partitions": "/topics/invoices?tab=partitions",
     "config": "/topics/webhooks?tab=config",
     "messages": "/messages?q=in",

@@ -14,6 +14,7 @@ from heapline.contract.config import FIXED_FIELDS, TopicConfig
 from heapline.contract.inspection import Explain, GetDueTimes
 from heapline.contract.message import TopicStats
 from heapline.contract.messages import Peek
+from heapline.contract.schedules import ListSchedules
 from heapline.contract.topics import (
     GetTopic,
     Stats,
@@ -64,10 +65,11 @@ TABS = {
     "next": "Next",
     "leases": "Leases",
     "groups": "Groups",
+    "schedules": "Schedules",
     "partitions": "Partitions",
     "config": "Config",
 }
-NEEDS = {"leases": "leases", "groups": "groups"}  # tab -> feature of the broker
+NEEDS = {"leases": "leases", "groups": "groups", "schedules": "schedules"}  # tab -> feature of the broker
 
 
 @page("/topics/{topic:path}", "topics", "topic.html")
@@ -106,6 +108,9 @@ async def topic(caller: Caller, place: Place) -> dict[str, Any]:
         variables |= await _next(caller, name, features)
     elif tab == "leases":
         variables |= await leases_of(caller, name, place)
+    elif tab == "schedules":
+        schedules, _ = await caller.all(ListSchedules, limit=1000)
+        variables["schedules"] = [schedule for schedule in schedules if schedule.topic == name][:ROWS_MAX]
     elif tab == "groups":
         variables["groups"] = (await caller.do(group_calls.ListGroups(name, limit=ROWS_MAX))).items
     return variables
