@@ -146,4 +146,7 @@ class Series:
                 ring.replace(np.frombuffer(points, np.uint32).reshape(-1, len(FIELDS)), has_lost)
         if len(series._open) != len(TIERS) - 1:
             raise ValueError("number of tiers differs")
+        for row in series._open:
+            if row is not None and [type(value) for value in row] != [int] * len(FIELDS):
+                raise ValueError("a point has other fields")
         return series

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from heapline.contract.errors import TopicNotFound
-from heapline.engine.series import FILE
+from heapline.engine.series import FILE, _sealed
 from tests.unit.engine.rig import PATH, Rig, opened
 
 
@@ -60,7 +61,26 @@ async def test_idle_topic_has_no_file_and_a_deleted_one_leaves_none() -> None:
         assert [path.removeprefix(PATH) for path in rig.files(f"/{FILE}")] == ["/series"]
 
 
-@pytest.mark.parametrize("content", [b"", b"x", b"\x00" * 300, b"\x01\x02\x03\x04\x02\x90"])
+def sealed(state: object) -> bytes:
+    return _sealed(msgspec.msgpack.encode(state))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"x",
+        b"\x00" * 300,
+        b"\x01\x02\x03\x04\x02\x90",
+        sealed([[], [["x"], None]]),
+        sealed([[], [[1, 2], None]]),
+        sealed([[], [7, None]]),
+        sealed([[[b"xyz", False]] * 3, [None, None]]),
+        sealed([7, [None, None]]),
+        sealed(["", "ab"]),
+        sealed([]),
+    ],
+)
 async def test_damaged_file_is_begun_again(content: bytes) -> None:
     async with opened(series=True) as rig:
         await rig.hl.enqueue("jobs", b"x")
