@@ -34,6 +34,8 @@ class Keys(NoAuthGuard):
 
 
 class Rig(EmbeddedWorld):
+    dashboard: Any = None  # what makes the server's pages
+
     def __init__(self, directory: Path, guard: Guard | None = None, **settings: Any) -> None:
         super().__init__(directory)
         self._guard = guard or NoAuthGuard()
@@ -42,7 +44,7 @@ class Rig(EmbeddedWorld):
     async def start(self) -> None:
         self.behind = EmbeddedBroker(str(self.directory), config=self.config, disk=UnsyncedDisk(), clock=self.clock)
         await self.behind.__aenter__()
-        self.server = Server(self.behind, self._guard, self._settings)
+        self.server = Server(self.behind, self._guard, self._settings, dashboard=self.dashboard)
         await self.server.start()
         self.broker = await RawGrpc(self.grpc_target).__aenter__()  # type: ignore[assignment]
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from heapline.contract.errors import ResourceExhausted, TopicNotFound
+from heapline.contract.errors import ResourceExhausted, TopicNotFound, Unauthenticated
 from heapline.dashboard.live import PERIOD, PERIOD_MAX, View, Views, Watcher, pause
 from heapline.dashboard.page import PageKind, Place
 from heapline.dashboard.render import Parts
@@ -153,3 +153,27 @@ async def test_number_of_open_views_is_bounded(monkeypatch: pytest.MonkeyPatch) 
         other = Place("/topics", {}, {"q": "a"})
         with pytest.raises(ResourceExhausted, match="1"), views.watch([(page.kind, other)], Caller()):
             pass
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [Unauthenticated("revoked"), ResourceExhausted("calls in flight of key:1", 1)],
+    ids=["revoked", "limited"],
+)
+async def test_watcher_that_may_not_read_any_more_does_not_stop_the_others(problem: Exception) -> None:
+    """A client that does not read keeps its stream open after its key was revoked, or is over a limit of its key."""
+    page = Counted()
+    broken = Caller("key:1")
+    allowed = page.load
+
+    async def load(caller: Any, place: Place) -> dict[str, Any]:
+        if caller is broken:
+            raise problem
+        return await allowed(caller, place)
+
+    views = Views(page.render)
+    kind = PageKind("/topics", "topics", "topics.html", load)
+    with views.watch([(kind, PLACE)], broken), views.watch([(kind, PLACE)], Caller("key:2")) as other:
+        event = decoded(await first(other.events(never)))
+    assert event["parts"] == page.parts
+    assert event["error"] == ""

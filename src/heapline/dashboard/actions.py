@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from heapline.contract.errors import BadRequest
@@ -81,6 +82,14 @@ def given(arguments: Mapping[str, Any], name: str) -> str:
     if not value:
         raise BadRequest(f"{name} is missing; reload the page and try again")
     return value
+
+
+def instant(text: str) -> datetime:
+    """Return a time that a dialog wrote into its form."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise BadRequest("the dialog's time is not valid; open the dialog again") from None
 
 
 def selected(arguments: Arguments) -> list[str]:

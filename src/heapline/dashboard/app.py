@@ -33,10 +33,12 @@ from heapline.server.auth.secret import Secret
 from heapline.server.auth.sessions import Session, is_cross_site
 from heapline.server.gate import Request as GateRequest
 from heapline.server.gate import correlation_id
+from heapline.server.limits import Counter
 from heapline.server.protocols.http import DASHBOARD
 from heapline.server.server import Server
 from heapline.wire import error_codes
 
+STREAMS_MAX = 40  # of one key or user: one browser needs one, and all views together are bounded
 POLICY = "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; frame-ancestors 'none'"
 HEADERS = {
     "content-security-policy": POLICY,
@@ -52,6 +54,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 class NotFound(BadRequest):
     http_status = 404
+
+
+def _refuse_other_sites(request: Request) -> None:
+    if is_cross_site(request.headers):
+        raise BadRequest("this login did not come from a page of this server; open the login page and try again")
 
 
 class EventStream(StreamingResponse):
@@ -79,6 +86,7 @@ class Dashboard:
         self._files = read_files()
         self._missing = [name for name in third_party_files() if name not in self._files]
         self.views = Views(self._render_parts)
+        self._streams = Counter("open pages", STREAMS_MAX)
         self._environment = make_environment(
             url=self.url,
             static=self._static_url,
@@ -94,7 +102,8 @@ class Dashboard:
                 Route("/ui/static/{name:path}", self._serve_file),
                 Route("/ui/login", self._guarded(self._show_login), methods=["GET"]),
                 Route("/ui/login", self._guarded(self._log_in), methods=["POST"]),
-                Route("/ui/login/{token}", self._guarded(self._redeem), methods=["GET"]),
+                Route("/ui/login/{token}", self._guarded(self._open_link), methods=["GET"]),
+                Route("/ui/login/{token}", self._guarded(self._redeem), methods=["POST"]),
                 Route("/ui/logout", self._guarded(self._log_out), methods=["POST"]),
                 Route("/ui/live", self._guarded(self._stream), methods=["GET"]),
                 Route("/ui/do/{name}", self._guarded(self._show_action), methods=["GET"]),
@@ -200,8 +209,7 @@ class Dashboard:
 
     async def _log_in(self, request: Request) -> Response:
         form = await read_form(request)
-        if is_cross_site(request.headers):
-            raise BadRequest("this login did not come from a page of this server; open the login page and try again")
+        _refuse_other_sites(request)
         after = form.get("next", "/")
         try:
             if form.get("key"):
@@ -213,7 +221,19 @@ class Dashboard:
             return self._login_page(request, status, str(error_codes.describe(error)["text"]), after)
         return self._start(request, session, after)
 
+    async def _open_link(self, request: Request) -> Response:
+        """Log in only where a browser says that a person opened the link; otherwise show a button that does.
+
+        A link works once, so a chat's preview must not use it up, and no other site may log a person in with one.
+        """
+        given = request.headers
+        is_opened = (given.get("sec-fetch-site"), given.get("sec-fetch-mode")) == ("none", "navigate")
+        if request.method == "GET" and is_opened and not ({"sec-purpose", "purpose"} & set(given)):
+            return await self._redeem(request)
+        return self._html("login_link.html", {"theme": _theme(request)})
+
     async def _redeem(self, request: Request) -> Response:
+        _refuse_other_sites(request)
         return self._start(request, self.sessions.redeem(request.path_params["token"]), "/")
 
     def _start(self, request: Request, session: Session, after: str) -> Response:
@@ -305,10 +325,14 @@ class Dashboard:
             found = page_module.find(path, query)
             if found is not None and found[0].is_live:
                 places.append(found)
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        subject = session.principal.subject
         opened = GateRequest(self._gate, INTERFACE, "Live", dict(request.headers), is_stream=True)
         opened.begin(session.principal)
         try:
             self._gate.admit(opened)
+            self._streams.take(subject)
         except HeaplineError as error:
             opened.end(error)
             raise
@@ -324,6 +348,7 @@ class Dashboard:
 
         held = contextlib.ExitStack()
         held.callback(opened.end)
+        held.callback(self._streams.give_back, subject)
         try:
             watcher = held.enter_context(self.views.watch(places, self._caller(request, session)))
         except HeaplineError:
@@ -367,8 +392,7 @@ class Dashboard:
             return self._html(
                 "dialog.html", {"dialog": dialog, "address": address, "csrf": session.csrf_token, "error": text}
             )
-        finally:
-            self.views.poke()
+        self.views.poke()
         variables = {"done": done, "request_id": caller.correlation_id, "may_administer": caller.may_admin(None)}
         response = self._html("done.html", variables)
         if done.goto is not None:

@@ -15,7 +15,7 @@ FORM_BYTES_MAX, FORM_SECONDS_MAX = 256 << 10, 10.0
 
 async def read_form(request: Request) -> dict[str, str]:
     """Return the fields of a form, bounded in size and time."""
-    data = b""
+    data = bytearray()
     try:
         async with asyncio.timeout(FORM_SECONDS_MAX):
             async for part in request.stream():
@@ -33,7 +33,7 @@ async def read_form(request: Request) -> dict[str, str]:
 
 def joined(pairs: list[tuple[str, str]]) -> dict[str, str]:
     """Return fields by name. One with several values, such as selected rows, becomes lines."""
-    fields: dict[str, str] = {}
+    fields: dict[str, list[str]] = {}
     for name, value in pairs:
-        fields[name] = f"{fields[name]}\n{value}" if name in fields else value
-    return fields
+        fields.setdefault(name, []).append(value)
+    return {name: "\n".join(values) for name, values in fields.items()}

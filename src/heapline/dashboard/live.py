@@ -24,6 +24,7 @@ from heapline.dashboard.page import PageKind, Place
 from heapline.dashboard.render import Parts
 from heapline.logs import Log
 from heapline.owned_tasks import OwnedTasks
+from heapline.server.auth.principals import Principal
 from heapline.wire import error_codes
 
 PERIOD = 0.5  # seconds between two renderings of a view, at least
@@ -58,21 +59,33 @@ class View:
             self.poked.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.poked.wait(), pause(took, open_views()))
-                await asyncio.sleep(0.05)  # several changes that come together
+                # Several changes that come together; and whoever makes many cannot use up the processor.
+                await asyncio.sleep(max(0.05, pause(took, open_views()) / 2 - PERIOD))
+
+    async def _read(self, caller: Caller) -> Parts:
+        return self._render(self.kind, self.place, caller, await self.kind.load(caller, self.place))
 
     async def _refresh(self) -> None:
         error, parts = "", None
-        caller = next(iter(self.watchers.values()))
-        try:
-            variables = await self.kind.load(caller, self.place)
-            parts = self._render(self.kind, self.place, caller, variables)
-        except Unauthenticated:
-            return  # this watcher's stream is about to end, and another one's caller follows
-        except HeaplineError as problem:
-            error = str(error_codes.describe(problem)["text"])
-        except Exception:
-            log.exception("page not rendered; will retry", place=self.place.path)
-            error = error_codes.INTERNAL_TEXT
+        rejected: set[Principal] = set()
+        for watcher, caller in list(self.watchers.items()):
+            if caller.principal in rejected:
+                continue
+            try:
+                parts, error = await self._read(caller), ""
+            except (Unauthenticated, ResourceExhausted) as problem:
+                # Of this caller alone. Its stream may not end for long, if its client does not read: another one reads.
+                rejected.add(caller.principal)
+                error = str(error_codes.describe(problem)["text"])
+                if watcher in self.watchers:
+                    self.watchers[watcher] = self.watchers.pop(watcher)
+                continue
+            except HeaplineError as problem:
+                error = str(error_codes.describe(problem)["text"])
+            except Exception:
+                log.exception("page not rendered; will retry", place=self.place.path)
+                error = error_codes.INTERNAL_TEXT
+            break
         if self._take(parts, error):
             for watcher in self.watchers:
                 watcher.changed.set()

@@ -46,7 +46,7 @@ class SeriesKeeper:
 
     async def open(self) -> None:
         self.is_open = True
-        await self.sample()
+        await self._sample_and_write(False)
         self._tasks.spawn(self._run())
 
     async def _run(self) -> None:

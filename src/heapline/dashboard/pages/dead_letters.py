@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from msgspec import structs
@@ -17,7 +16,7 @@ from heapline.contract.dead_letters import (
 )
 from heapline.contract.errors import BadRequest
 from heapline.contract.message import DlqFilter
-from heapline.dashboard.actions import Arguments, Dialog, Done, Input, action, given, selected
+from heapline.dashboard.actions import Arguments, Dialog, Done, Input, action, given, instant, selected
 from heapline.dashboard.caller import Caller
 from heapline.dashboard.features import features_of
 from heapline.dashboard.page import Place, page
@@ -137,11 +136,7 @@ async def _pinned(caller: Caller, arguments: Arguments) -> tuple[int, Input]:
 
 def _set(arguments: Arguments, form: Mapping[str, str]) -> DlqFilter:
     where = filter_of(arguments) or DlqFilter()
-    try:
-        as_of = datetime.fromisoformat(given(form, "as_of"))
-    except ValueError:
-        raise BadRequest("as_of is not a time; open the dialog again") from None
-    return structs.replace(where, died_before=as_of)
+    return structs.replace(where, died_before=instant(given(form, "as_of")))
 
 
 def _described(arguments: Arguments) -> dict[str, str]:

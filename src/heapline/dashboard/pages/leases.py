@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from heapline.contract.inspection import EndLeases, ListLeases, ListWorkers
-from heapline.dashboard.actions import Arguments, Dialog, Done, Input, action, given, selected
+from heapline.dashboard.actions import Arguments, Dialog, Done, Input, action, given, instant, selected
 from heapline.dashboard.caller import Caller
 from heapline.dashboard.page import Place, page
 from heapline.dashboard.render import count, counted
@@ -47,6 +47,6 @@ async def _end_dialog(caller: Caller, arguments: Arguments) -> Dialog:
 @action("end-leases", _end_dialog)
 async def end_leases(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
     topic, ids = given(arguments, "topic"), selected(arguments)
-    seen = datetime.fromisoformat(given(form, "seen"))
+    seen = instant(given(form, "seen"))
     ended = await caller.do(EndLeases(topic, list(ids), seen, form.get("reason") or None))
     return Done(text=f"Ended {counted(ended.count, 'lease')} of {topic}")

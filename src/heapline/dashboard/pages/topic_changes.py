@@ -104,7 +104,7 @@ def _parsed(text: str) -> Any:
         return text
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequest(f"this is not valid JSON: {error}") from None
 
 
