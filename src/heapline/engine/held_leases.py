@@ -1,8 +1,8 @@
 """Handlers of the calls that show who holds leases, and that end a lease without its token.
 
 The leases of a partition are in the order of their grants, so of their tokens. The first page reads only what it
-returns. A later one lists the ids of the leases, 0.2 µs each, and begins by a binary search in that order. A page is
-filled in slices, because a filter may match few leases.
+returns. A later one lists the ids of the leases and begins by a binary search in that order. The leases of one holder
+may be few among many, so several turns look for them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from heapq import merge
+from heapq import merge, nsmallest
 from itertools import islice
 from typing import NamedTuple
 
@@ -30,9 +30,10 @@ from heapline.engine.handlers import handles
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topics import TopicKeeper
 
-SLICE = 1000  # leases that one turn reads
+SCANNED = 20_000  # leases among which one turn looks for those of a holder
 ENDED = "ended by an administrator"
 Place = tuple[int, int, int]  # of a lease among all of a topic: when it was granted, its partition, its token
+
 BEFORE_ALL: Place = (-1, -1, -1)
 
 
@@ -43,37 +44,68 @@ class _Held(NamedTuple):
 
 
 def _leases_after(partition: Partition, after: Place) -> Iterator[_Held]:
-    by_id, number = partition.entries.leases.by_id, partition.number
+    by_id, ids = partition.entries.leases.by_id, _ids_after(partition, after)
+    return (_Held(_place(partition, by_id[id]), id, by_id[id]) for id in ids)
 
-    def held(id: int) -> _Held:
-        lease = by_id[id]
-        return _Held((lease[STARTED], number, lease[TOKEN]), id, lease)
 
+def _ids_after(partition: Partition, after: Place) -> Iterator[int]:
+    by_id = partition.entries.leases.by_id
     if after == BEFORE_ALL:
-        return map(held, by_id)
+        return iter(by_id)
     ids = list(by_id)
-    start = bisect_right(ids, after, key=lambda id: held(id).place)
-    return map(held, islice(ids, start, None))
+    return islice(ids, bisect_right(ids, after, key=lambda id: _place(partition, by_id[id])), None)
+
+
+def _place(partition: Partition, lease: Lease) -> Place:
+    return lease[STARTED], partition.number, lease[TOKEN]
+
+
+class _Part(NamedTuple):
+    """The leases that one turn found, in order, and up to where it looked; None: to the end."""
+
+    found: list[_Held]
+    end: Place | None
+
+
+def _next_part(partitions: Sequence[Partition], after: Place, limit: int) -> _Part:
+    return _Part(list(islice(merge(*(_leases_after(p, after) for p in partitions)), limit)), None)
+
+
+def _next_part_of(holder: str, partitions: Sequence[Partition], after: Place) -> _Part:
+    found: list[_Held] = []
+    ends = []
+    scanned = max(1, SCANNED // max(1, len(partitions)))
+    for partition in partitions:
+        by_id = partition.entries.leases.by_id
+        ids = list(islice(_ids_after(partition, after), scanned + 1))
+        if len(ids) > scanned:
+            ids.pop()
+            ends.append(_place(partition, by_id[ids[-1]]))
+        matching = [id for id in ids if by_id[id][HOLDER] == holder]
+        found += [_Held(_place(partition, by_id[id]), id, by_id[id]) for id in matching]
+    end = min(ends, default=None)
+    return _Part(sorted((held for held in found if end is None or held.place <= end), key=lambda held: held.place), end)
 
 
 @handles(inspection.ListLeases)
 async def list_leases(broker: TopicKeeper, command: inspection.ListLeases, context: Context) -> Page[HeldLease]:
     runner, holder = broker.runner(command.topic), command.holder
-    after = read_cursor(command.cursor, Place, BEFORE_ALL)
-    wanted = SLICE if holder is not None else command.limit + 1
+    after: Place | None = read_cursor(command.cursor, Place, BEFORE_ALL)
 
-    def read(after: Place, now: Now) -> list[_Held]:
+    def read(after: Place, now: Now) -> _Part:
         partitions = [p for p in runner.loaded.topic.partitions if len(p.entries.leases)]
-        if holder is not None:
-            partitions = [p for p in partitions if p.entries.leases.held.get(holder)]
-        return list(islice(merge(*(_leases_after(p, after) for p in partitions)), wanted))
+        if holder is None:
+            return _next_part(partitions, after, command.limit + 1)
+        return _next_part_of(holder, [p for p in partitions if p.entries.leases.held.get(holder)], after)
 
     page: PageBuilder[HeldLease] = PageBuilder(command.limit)
-    while found := await runner.call(partial(read, after)):
-        for held in found:
-            if holder in (None, held.lease[HOLDER]) and not page.add(_row(runner, held)):
+    while after is not None:
+        part = await runner.call(partial(read, after))
+        for held in part.found:
+            if not page.add(_row(runner, held)):
                 return Page(page.items, cursor_of(after))
             after = held.place
+        after = part.end
     return Page(page.items)
 
 
@@ -118,34 +150,33 @@ async def list_workers(broker: TopicKeeper, command: inspection.ListWorkers, con
     for name in sorted(info.name for info in broker.topic_infos()):
         if name < after[0]:
             continue
-        for worker in _workers(broker, name):
-            if (name, worker.holder) > after:
-                if not page.add(worker):
-                    return Page(page.items, cursor_of(after))
-                after = name, worker.holder
+        for worker in _workers(broker, name, after[1] if name == after[0] else "", command.limit + 1):
+            if not page.add(worker):
+                return Page(page.items, cursor_of(after))
+            after = name, worker.holder
         await asyncio.sleep(0)
     return Page(page.items)
 
 
-def _workers(broker: TopicKeeper, topic: str) -> list[WorkerInfo]:
+def _workers(broker: TopicKeeper, topic: str, after: str, limit: int) -> list[WorkerInfo]:
+    """Return the first workers of a topic whose names follow a name. There may be very many."""
     try:
         runner = broker.runner(topic)
     except (TopicNotFound, TopicReloading, CorruptionError):  # deleted meanwhile, or not served now
         return []
-    now = runner.steady.now().steady
-    leases: Counter[str] = Counter()
-    for partition in runner.loaded.topic.partitions:
-        leases.update(partition.entries.leases.held)
+    held = [p.entries.leases.held for p in runner.loaded.topic.partitions]
     waiting = Counter(pop.holder for pop in runner.turns.pops if pop.holder is not None)
-    active = runner.counters.workers.active(now)
+    active = runner.counters.workers.active(runner.steady.now().steady)
+    known: list[Mapping[str, object]] = [*held, waiting, active]
+    names = {name for by_name in known for name in by_name if name > after}
     return [
         WorkerInfo(
             topic=runner.name,
             holder=holder,
-            leases=leases[holder],
+            leases=sum(of_partition.get(holder, 0) for of_partition in held),
             waiting=waiting[holder],
             rate=active[holder].rate if holder in active else 0.0,
             last_lease_at=from_ms(active[holder].last_at) if holder in active else None,
         )
-        for holder in sorted({*leases, *waiting, *active})
+        for holder in nsmallest(limit, names)
     ]
