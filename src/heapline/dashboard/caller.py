@@ -30,7 +30,7 @@ class Memory:
     """
 
     totals: dict[str, deque[tuple[float, int, int]]] = field(default_factory=dict)  # see topic_rows.py
-    lives: OrderedDict[tuple[str, int], tuple[object, Any]] = field(default_factory=OrderedDict)  # see message_life.py
+    lives: OrderedDict[tuple[str, str, str | None], Any] = field(default_factory=OrderedDict)  # see message_life.py
 
 
 class Caller:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from heapline.dashboard.render import when
 
 READS_MAX = 3  # calls for one page; each reads a bounded part of the journal
 LIVES_MAX = 200
+READ_SHARE = 10.0  # a life is read again after so many times as long as it took
 
 #: By the kind of an event: the color of its step, and its text.
 KINDS = {
@@ -57,16 +59,33 @@ class Life(NamedTuple):
     cursor: str | None = None  # the rest of the journal was not read
 
 
+class ReadLife(NamedTuple):
+    """A life, and what was known of its message when it was read."""
+
+    known: object
+    life: Life
+    read_at: float
+    took: float
+
+
 async def life_of(caller: Caller, info: MessageInfo, cursor: str | None) -> Life:
-    """Return a message's life from the journal, or its continuation. Read again only if the message has changed."""
-    key, known = (info.topic, info.id), (info.state, info.attempts, info.deadline, info.due_at, info.reason, cursor)
-    lives = caller.memory.lives
-    found = lives.get(key)
-    if found is None or found[0] != known:
-        found = lives[key] = known, await _read(caller, info, cursor)
-        if len(lives) > LIVES_MAX:
-            lives.popitem(last=False)
-    life: Life = found[1]
+    """Return a message's life from the journal, or its continuation.
+
+    It is read again if the message has changed, but not all the time: a lease may be extended every second, and each
+    reading goes through the journal.
+    """
+    key, known = (
+        (info.topic, info.message_id, cursor),
+        (info.state, info.attempts, info.deadline, info.due_at, info.reason),
+    )
+    lives, now = caller.memory.lives, time.monotonic()
+    found: ReadLife | None = lives.get(key)
+    if found is not None and (found.known == known or now - found.read_at < READ_SHARE * found.took):
+        return found.life
+    life = await _read(caller, info, cursor)
+    lives[key] = ReadLife(known, life, time.monotonic(), time.monotonic() - now)
+    if len(lives) > LIVES_MAX:
+        lives.popitem(last=False)
     return life
 
 
