@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from heapline import Outgoing
+from heapline.dashboard.actions import ACTIONS
 from heapline.dashboard.app import STREAMS_MAX, Dashboard
+from heapline.dashboard.pages.topics import TABS
 from tests.integration.guarded_rig import GuardedRig
 
 NAVIGATION = {"sec-fetch-site": "none", "sec-fetch-mode": "navigate"}
@@ -153,3 +158,96 @@ async def test_dialogs_reject_what_they_did_not_write(pages: Pages) -> None:
             assert 'role="alert"' in await pages.act(path, headers, {name: text})
     text = await pages.act("set-config?topic=jobs&setting=max_retries_default", headers, {"value": "[" * 50_000})
     assert "not valid JSON" in text
+
+
+# -- rights ------------------------------------------------------------------------------------------------------------
+
+TOPIC, SECRET = "theirs", "s3cr3t"  # a topic that the caller may not see, and everything in it
+
+
+async def make_theirs(rig: Pages) -> tuple[str, str]:
+    """Make the topic of others. Return ids of a dead and of a waiting message."""
+    await rig.behind.create_topic(TOPIC, **{**rig.small, "max_retries_default": 0, "fairness": "keys"})
+    secrets: dict[str, Any] = {"key": SECRET, "fairness_key": SECRET, "headers": {SECRET: SECRET}}
+    await rig.behind.enqueue_batch(TOPIC, [Outgoing(SECRET.encode(), **secrets)] * 5)
+    (message,) = await rig.behind.pop(TOPIC, 1, holder=SECRET)
+    await message.nack(reason=SECRET)
+    await rig.behind.pop(TOPIC, 1, holder=SECRET)
+    await rig.behind.create_schedule(TOPIC, topic=TOPIC, payload=SECRET.encode(), every=3600.0)
+    return (await rig.behind.dlq_list(TOPIC))[0].message_id, (await rig.behind.peek(TOPIC))[0].message_id
+
+
+def shows_theirs(text: str, path: str) -> bool:
+    return SECRET in text or (TOPIC not in path and TOPIC in text)
+
+
+async def test_no_page_or_stream_shows_a_topic_of_others(pages: Pages) -> None:
+    ids = await make_theirs(pages)
+    paths = ["/", "/topics", "/workers", "/dead", "/schedules", "/pipeline", "/access", "/access?tab=users", "/audit"]
+    paths += [f"/topics/{TOPIC}?tab={tab}" for tab in TABS]
+    paths += [f"/dead?topic={TOPIC}{more}" for more in ("", "&show=letters", "&reason=s", "&key=s")]
+    for id in ids:
+        paths += [f"/message?topic={TOPIC}&id={id}", f"/message?topic=jobs&id={id}", f"/messages?q={id}"]
+    paths += [f"/messages?topic={TOPIC}&q=s", f"/messages?topic={TOPIC}&key=s", "/messages?q=the"]
+    mine, everyone = await pages.log_in(pages.key("jobs:consume")[1]), await pages.log_in()
+    visible = 0
+    for path in paths:
+        answer = await pages.http.get(f"/ui{path}", headers=mine)
+        assert answer.status_code < 500
+        assert not shows_theirs(answer.text, path), path
+        visible += shows_theirs((await pages.http.get(f"/ui{path}", headers=everyone)).text, path)
+        live = "/ui/live", {"view": path}
+        async with (
+            # Someone with other rights watches the same place.
+            pages.http.stream("GET", live[0], params=live[1], headers=everyone),
+            pages.http.stream("GET", live[0], params=live[1], headers=mine) as stream,
+        ):
+            assert stream.status_code == 200
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    async for line in stream.aiter_lines():
+                        assert not shows_theirs(line, path), path
+    assert visible >= 15
+
+
+async def test_no_action_reads_or_changes_a_topic_of_others(pages: Pages) -> None:
+    ids = await make_theirs(pages)
+    headers = await pages.log_in(pages.key("jobs:produce,consume,admin")[1])
+    before = await pages.behind.stats(TOPIC), await pages.behind.get_topic(TOPIC), await pages.behind.list_schedules()
+    found = re.search('name="csrf" value="([^"]+)"', (await pages.http.get("/ui/", headers=headers)).text)
+    assert found
+    later = "2030-01-01T00:00:00Z"
+    form = {"csrf": found[1], "typed": TOPIC, "as_of": later, "seen": later, "to": "0", "value": "5", "name": TOPIC}
+    form |= {"topic": TOPIC, "every": "60", "email": "a@b.c", "password": "long enough for one", "scopes": "*:admin"}
+    for action in ACTIONS:
+        for id in ids:
+            query = {"topic": TOPIC, "id": id, "partition": "0", "group": "g", "setting": "max_retries_default"}
+            query |= {"name": TOPIC, "key": "x", "email": "a@b.c"}
+            shown = await pages.http.get(f"/ui/do/{action}", params=query, headers=headers)
+            done = await pages.http.post(f"/ui/do/{action}", params=query, data=form, headers=headers)
+            for answer in (shown, done):
+                assert answer.status_code < 500, action
+                assert SECRET not in answer.text, action
+            assert "data-done" not in done.text, action
+    after = await pages.behind.stats(TOPIC), await pages.behind.get_topic(TOPIC), await pages.behind.list_schedules()
+    assert msgspec.structs.replace(after[0], oldest_ready_age=None, partitions=[]) == msgspec.structs.replace(
+        before[0], oldest_ready_age=None, partitions=[]
+    )
+    assert after[1:] == before[1:]
+
+
+async def test_read_only_dashboard_refuses_every_action(tmp_path: Path) -> None:
+    rig = Pages(tmp_path, read_only=True)
+    await rig.start()
+    try:
+        headers = await rig.log_in()
+        found = re.search('name="csrf" value="([^"]+)"', (await rig.http.get("/ui/", headers=headers)).text)
+        assert found
+        for name in ACTIONS:
+            for method in ("GET", "HEAD", "POST", "PUT", "OPTIONS"):
+                answer = await rig.http.request(
+                    method, f"/ui/do/{name}?topic=jobs", headers=headers, data={"csrf": found[1]}
+                )
+                assert answer.status_code in (400, 405), (name, method)
+    finally:
+        await rig.stop()
