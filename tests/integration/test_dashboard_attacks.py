@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pytest
@@ -152,12 +153,30 @@ async def test_dialogs_reject_what_they_did_not_write(pages: Pages) -> None:
     id = (await pages.behind.enqueue("jobs", b"x")).message_id
     for text in ("yesterday", "2026-01-01T00:00:00", "9999-99-99", "1" * 5000):
         for path, name in (
-            (f"end-leases?topic=jobs&id={id}", "seen"),
+            (f"end-leases?topic=jobs&id={id}&seen=2026-01-01T00:00:00Z", "seen"),
             ("replay-matching?topic=jobs", "as_of"),
         ):
             assert 'role="alert"' in await pages.act(path, headers, {name: text})
     text = await pages.act("set-config?topic=jobs&setting=max_retries_default", headers, {"value": "[" * 50_000})
     assert "not valid JSON" in text
+
+
+async def test_ending_leases_keeps_to_those_on_the_page_whatever_the_clock_of_the_machine(pages: Pages) -> None:
+    """The rig's leases have times of a test's clock, years away from this machine's."""
+    headers = await pages.log_in()
+    await pages.behind.enqueue_batch("jobs", [Outgoing(b"x")] * 2)
+    (old,) = await pages.behind.pop("jobs", 1, holder="old")
+    page = (await pages.http.get("/ui/topics/jobs?tab=leases", headers=headers)).text
+    seen = re.search('name="seen" id="seen" value="([^"]+)"', page)
+    assert seen
+    pages.clock.advance(5)
+    (new,) = await pages.behind.pop("jobs", 1, holder="new")
+    query = {"topic": "jobs", "id": f"{old.message_id}", "seen": seen[1]}
+    dialog = await pages.http.get("/ui/do/end-leases", params=query, headers=headers)
+    assert f'name="seen" value="{seen[1]}"' in dialog.text
+    path = f"end-leases?topic=jobs&id={old.message_id}&id={new.message_id}&seen={quote(seen[1])}"
+    assert "Ended 1 lease " in await pages.act(path, headers, {"seen": seen[1]})
+    assert [lease.holder for lease in await pages.behind.list_leases("jobs")] == ["new"]
 
 
 # -- rights ------------------------------------------------------------------------------------------------------------

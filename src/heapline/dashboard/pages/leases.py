@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from heapline.contract.inspection import EndLeases, ListLeases, ListWorkers
@@ -30,16 +29,17 @@ async def leases_of(caller: Caller, topic: str, place: Place) -> dict[str, Any]:
 
 
 async def _end_dialog(caller: Caller, arguments: Arguments) -> Dialog:
+    # `seen` is the page's newest lease, in the time of leases, which the clock of this machine may have left.
     topic, ids = given(arguments, "topic"), selected(arguments)
     return Dialog(
         title=f"End {counted(len(ids), 'lease')} of {topic}",
         text="Their holders lose the messages, which are redelivered after the topic's backoff. A holder that still "
-        "works on one cannot ack it any more. Leases that are granted after this dialog opened stay.",
+        "works on one cannot ack it any more. Leases that are newer than those on the page stay.",
         button=f"End {count(len(ids))}",
         sample=[*ids[:SAMPLE_MAX], *(["…"] if len(ids) > SAMPLE_MAX else [])],
         inputs=[
             Input(name="reason", label="Reason", value=arguments.get("reason", ""), hint="kept with the messages"),
-            Input(name="seen", label="", kind="hidden", value=datetime.now(UTC).isoformat()),
+            Input(name="seen", label="", kind="hidden", value=given(arguments, "seen")),
         ],
     )
 
