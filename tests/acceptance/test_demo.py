@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import heapline
 from heapline.cli import demo as demo_module
 from heapline.cli.main import app
 
@@ -83,3 +88,27 @@ def test_demo_fails_if_a_payload_is_damaged(tmp_path: Path, monkeypatch: pytest.
     result = invoke(tmp_path)
     assert result.exit_code == 1
     assert "with a damaged payload" in result.output
+
+
+def test_demo_serve_uses_other_ports_beside_another_server(tmp_path: Path) -> None:
+    """A port of the user's own server is in use: the demo serves on other ports, and removes its files at Ctrl-C."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # another process has the port already
+            held.enter_context(socket.create_server(("127.0.0.1", 7400)))
+        command = [sys.executable, "-m", "heapline", "demo", "--serve"]
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        demo = held.enter_context(subprocess.Popen(command, env=environment, **pipes))
+        assert demo.stdout is not None
+        try:
+            link = next(line for line in demo.stdout if "heapline dashboard" in line)
+            found = re.search(r"--to 127.0.0.1:(\d+) .*--key-file (\S+)", link)
+            assert found is not None
+            assert found[1] != "7400"
+            with heapline.connect_sync(f"127.0.0.1:{found[1]}", api_key=Path(found[2]).read_text().strip()) as hl:
+                while not hl.list_topics():  # the load creates them
+                    pass
+        finally:
+            demo.send_signal(signal.SIGINT)
+            assert demo.wait(60) == 0
+    assert not list(tmp_path.iterdir())

@@ -10,6 +10,7 @@ import contextlib
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from heapline import Backoff, Outgoing
 from heapline.contract.errors import HeaplineError
 
 TICK = 0.5  # seconds between enqueues
+PORTS = (7400, 7410, 7480)  # native, gRPC and HTTP, as `heapline serve` has them
 CUSTOMERS = ("acme", "globex", "initech", "umbrella", "hooli")
 FAILURES = {
     "mail": "smtplib.SMTPRecipientsRefused: 550 5.1.1 mailbox unavailable",
@@ -127,23 +129,44 @@ async def _consume(hl: Any, line: Line, name: str) -> None:
 
 def serve_demo(data: Path) -> None:
     """Serve a directory in another process, and run the load on it until Ctrl-C."""
-    command = [sys.executable, "-m", "heapline", "serve", "--data", str(data)]
+    ports = _ports()
+    flags = [
+        part
+        for flag, port in zip(("--port", "--grpc-port", "--http-port"), ports, strict=True)
+        for part in (flag, str(port))
+    ]
+    command = [sys.executable, "-m", "heapline", "serve", "--data", str(data), *flags]
     with subprocess.Popen(command) as server:
         try:
-            asyncio.run(_load(data, server))
+            asyncio.run(_load(data, server, ports))
         except KeyboardInterrupt:
             typer.echo("stopping")
         finally:
             server.send_signal(signal.SIGTERM)
 
 
-async def _load(data: Path, server: subprocess.Popen[bytes]) -> None:
+def _ports() -> list[int]:
+    """Return the usual ports, or others if one of them is in use, for example by your own server."""
+    with contextlib.ExitStack() as held:
+        try:
+            for port in PORTS:
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return list(PORTS)
+        except OSError:
+            found = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
+            return [listener.getsockname()[1] for listener in found]
+
+
+async def _load(data: Path, server: subprocess.Popen[bytes], ports: list[int]) -> None:
     key_file = data / "admin.key"
     while not key_file.exists():
         if server.poll() is not None:
             raise typer.Exit(server.returncode)  # it has said why
         await asyncio.sleep(0.1)
-    async with heapline.connect(api_key=key_file.read_text().strip()) as hl:
+    async with heapline.connect(f"127.0.0.1:{ports[0]}", api_key=key_file.read_text().strip()) as hl:
+        await hl.list_topics()  # the server is ready
+        where = f"--to 127.0.0.1:{ports[0]} --url http://127.0.0.1:{ports[2]} --key-file {key_file}"
+        typer.echo(f"  log in with:  heapline dashboard {where}")
         await run(hl)
 
 
