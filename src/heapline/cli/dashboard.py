@@ -11,6 +11,7 @@ import typer
 from heapline.cli.connection import over_network
 from heapline.cli.options import Value
 from heapline.contract.admin import CreateLoginLink
+from heapline.contract.errors import BadRequest
 
 URL_HELP = "Where browsers reach the server, with the path prefix of a proxy if there is one."
 
@@ -27,6 +28,8 @@ async def dashboard(
     The browser acts with the rights of your key, which must include admin on all topics. The link works once, within
     ten minutes.
     """
+    if not url.startswith(("http://", "https://")):
+        raise BadRequest(f"{url!r} is not a URL; write --url http://HOST:PORT")
     link = await hl.do(CreateLoginLink())
     address = f"{url.rstrip('/')}/ui/login/{link.token}"
     if out.as_json:

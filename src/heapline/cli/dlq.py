@@ -115,7 +115,7 @@ async def groups_command(
     topic: TopicArgument,
     limit: Annotated[int, "-n", "Maximum number of groups.", Meta(ge=1, le=200)] = 20,
 ) -> None:
-    """Show the dead letters of a topic by reason, the largest group first; numbers and ids in reasons do not count."""
+    """Show the dead letters of a topic by reason, the largest group first. Numbers and ids in reasons are ignored."""
     found = await hl.dlq_groups(topic, limit)
     out.rows(found.items, _groups_table, empty=f"{bold(topic)} has no dead letters", json=to_json)
     if found.others:
@@ -132,10 +132,10 @@ def _groups_table(groups: list[DeadLetterGroup]) -> Table:
 
 @app.call("count", example="jobs --reason timeout", json='{"count": NUMBER, "as_of": TIME}.', where=_filter)
 async def count_command(hl: Broker, out: Output, where: DlqFilter | None, topic: TopicArgument) -> None:
-    """Report how many dead letters an option selects, and what selects exactly these in a replay or deletion."""
+    """Report how many dead letters options select, and the option that limits a replay or deletion to these."""
     found = await hl.dlq_count(topic, where)
     as_of = found.as_of.isoformat().replace("+00:00", "Z")
-    out.row(found, f"{counted(found.count, 'dead letter')}; add --died-before {as_of} to select no later ones")
+    out.row(found, f"{counted(found.count, 'dead letter')}; to replay or delete only these, add --died-before {as_of}")
 
 
 def _check_chosen(verb: str, topic: str, ids: Any, everything: bool, where: DlqFilter | None) -> None:

@@ -117,6 +117,8 @@ async def search(
     limit: Annotated[int, "-n", "Maximum number of messages.", Meta(ge=1)] = 50,
 ) -> None:
     """Show the messages in a topic that contain a text. Reads all of them, the oldest first."""
+    if text is None and key is None and header is None:
+        raise BadRequest("nothing to search for; give a TEXT, --key or --header")
     found: list[FoundMessage] = []
     cursor: str | None = None
     query: Any = {"key": key, "header": header, "state": state}
@@ -148,9 +150,13 @@ async def series(
     if out.as_json:
         out.row(found)
     elif not found.interval:
-        raise BadRequest("this broker keeps no series; a server does")
+        raise BadRequest("this broker keeps no series; use a server with the log broker")
     else:
-        out.rows(list(_rows(found)), _series_table, empty="nothing has changed in that time")
+        out.rows(
+            list(_rows(found)),
+            _series_table,
+            empty="no figures for that time; a server records them every 10 seconds while a topic changes",
+        )
 
 
 def _rows(found: TopicSeries) -> Iterator[tuple[str, ...]]:

@@ -94,7 +94,7 @@ def parse_id(value: object) -> tuple[int, int | None]:
         if len(value) == _ULID_CHARS:
             return from_ulid(value)
         if not (value.isascii() and value.isdigit() and len(value) <= _INTEGER_DIGITS_MAX):
-            raise BadRequest(f"{value[:40]!r} is not a message id; use its integer or its ULID")
+            raise BadRequest(f"{value[:40]!r} is not a message id; use the integer or the ULID that enqueue returned")
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= ID_MAX:
         raise BadRequest(f"{value!r} is not a message id; it must be between 0 and 2^63-1")

@@ -244,7 +244,7 @@ class SearchMessages(Command[SearchResult]):
 
     def validate(self) -> None:
         if self.text is None and self.key is None and self.header is None:
-            raise BadRequest("say what to search for: give text, key (the whole key) or header (NAME=VALUE, or a name)")
+            raise BadRequest("nothing to search for; give text, key (the whole key) or header (NAME=VALUE, or a name)")
 
 
 class DueSpan(Struct, frozen=True, omit_defaults=True):

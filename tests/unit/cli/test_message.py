@@ -309,7 +309,7 @@ def test_search_shows_where_the_text_is(cli: Cli) -> None:
     assert "order [red]1" in cli("search", "jobs", "-H", "n=1", "order").stdout
     assert cli("search", "jobs", "absent").stdout == "no message matches\n"
     assert len(cli.json("search", "jobs", "order", "-n", "2")) == 2
-    assert "give text" in cli("search", "jobs", code=1).stderr
+    assert "give a TEXT, --key or --header" in cli("search", "jobs", code=1).stderr
 
 
 # -- series ------------------------------------------------------------------------------------------------------------

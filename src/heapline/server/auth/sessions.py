@@ -35,7 +35,7 @@ LINK_MS = 10 * 60_000
 COOKIE_MAX = 4096  # bytes, as in browsers
 LINKS_MAX, ENDED_MAX = 100, 10_000
 SESSION_REJECTED = "the session has ended or is not valid; log in again"
-LINK_REJECTED = "the login link is not valid, was used, or has expired; ask for another one"
+LINK_REJECTED = "the login link is not valid, was used, or has expired; run `heapline dashboard` for another one"
 CHANGE_REJECTED = "this change did not come from a page of this session; reload the page and try again"
 
 

@@ -34,7 +34,7 @@ ALGORITHM = "HS256"
 VERIFIED_MAX = 10_000
 CLAIMS = ("sub", "iat", "exp", "jti", "epoch")
 LOGIN_REJECTED = "email or password is wrong, or the user is disabled"
-TOKEN_REJECTED = "the token is not valid or has expired; log in again"
+TOKEN_REJECTED = "the token is not valid or has expired; log in again, or send an API key (hl_…)"
 _EMAIL = re.compile(r"[^@\s<>\"',;:]{1,64}@[a-z0-9.-]{1,253}\Z")
 
 
