@@ -166,7 +166,7 @@ class Dashboard:
         if error is not None:
             described = error_codes.describe(error)
             status = getattr(error, "http_status", None) or error_codes.codes_of(type(error)).http
-            text = described["text"]
+            text = error_codes.advise(described, "page")
             if isinstance(error, PermissionDenied):
                 right = f"{error.topic or '*'}:{error.action}"
         variables = {"status": status, "text": text, "right": right, "request_id": request.state.correlation_id}
@@ -388,7 +388,7 @@ class Dashboard:
         except HeaplineError as error:  # the dialog stays open, with what was entered
             dialog = await action.prepare(caller, arguments | form)
             address = self.url(path_to(f"/do/{action.name}", **arguments))
-            text = str(error_codes.describe(error)["text"])
+            text = error_codes.advise(error_codes.describe(error), "page")
             return self._html(
                 "dialog.html", {"dialog": dialog, "address": address, "csrf": session.csrf_token, "error": text}
             )

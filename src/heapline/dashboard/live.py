@@ -76,12 +76,12 @@ class View:
             except (Unauthenticated, ResourceExhausted) as problem:
                 # Of this caller alone. Its stream may not end for long, if its client does not read: another one reads.
                 rejected.add(caller.principal)
-                error = str(error_codes.describe(problem)["text"])
+                error = error_codes.advise(error_codes.describe(problem), "page")
                 if watcher in self.watchers:
                     self.watchers[watcher] = self.watchers.pop(watcher)
                 continue
             except HeaplineError as problem:
-                error = str(error_codes.describe(problem)["text"])
+                error = error_codes.advise(error_codes.describe(problem), "page")
             except Exception:
                 log.exception("page not rendered; will retry", place=self.place.path)
                 error = error_codes.INTERNAL_TEXT

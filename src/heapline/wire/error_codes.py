@@ -89,22 +89,23 @@ class _Advice(NamedTuple):
     python: str
     http: str
     grpc: str
+    page: str  # of the dashboard
 
 
-def _of_call(python: str, call: type[Call[Any]]) -> _Advice:
-    return _Advice(python, str(call.facts.http), call.facts.rpc)
+def _of_call(python: str, call: type[Call[Any]], page: str) -> _Advice:
+    return _Advice(python, str(call.facts.http), call.facts.rpc, page)
 
 
 _ADVICE: dict[type[HeaplineError], _Advice] = {
-    errors.TopicNotFound: _of_call("create_topic({topic!r})", CreateTopic),
-    errors.TopicExists: _of_call("update_topic", UpdateTopic),
-    errors.ScheduleNotFound: _of_call("create_schedule", CreateSchedule),
-    errors.GroupNotFound: _of_call("create_group", CreateGroup),
-    errors.ReplayNotFound: _of_call("list_replays()", ListReplays),
-    errors.ReplayExists: _of_call("get_replay({name!r})", GetReplay),
-    errors.Unsupported: _of_call("describe()", Describe),
-    errors.Closed: _Advice(errors.CLOSED, *["the server's broker is closed; retry when it has started again"] * 2),
-    errors.BadRequest: _Advice("datetime.now(UTC)", *["2030-01-31T12:00:00Z"] * 2),
+    errors.TopicNotFound: _of_call("create_topic({topic!r})", CreateTopic, "the button on the page Topics"),
+    errors.TopicExists: _of_call("update_topic", UpdateTopic, "the topic's tab Config"),
+    errors.ScheduleNotFound: _of_call("create_schedule", CreateSchedule, "the button on the page Schedules"),
+    errors.GroupNotFound: _of_call("create_group", CreateGroup, "`heapline group create`"),
+    errors.ReplayNotFound: _of_call("list_replays()", ListReplays, "the page Pipeline"),
+    errors.ReplayExists: _of_call("get_replay({name!r})", GetReplay, "the page Pipeline"),
+    errors.Unsupported: _of_call("describe()", Describe, "the call Describe"),
+    errors.Closed: _Advice(errors.CLOSED, *["the server's broker is closed; retry when it has started again"] * 3),
+    errors.BadRequest: _Advice("datetime.now(UTC)", *["2030-01-31T12:00:00Z"] * 3),
 }
 #: Values as JSON writes them, at the places where BadRequest mentions them.
 _VALUES = re.compile(r"( or |must be |, got )(True or False|None|True|False|null|true or false|true|false)(?= or |$|,)")
@@ -147,7 +148,7 @@ def describe(error: HeaplineError) -> dict[str, Any]:
     return {"error": kind.__name__, "facts": facts, "text": text}
 
 
-def advise(described: dict[str, Any], interface: Literal["http", "grpc"], *, is_back: bool = False) -> str:
+def advise(described: dict[str, Any], interface: Literal["http", "grpc", "page"], *, is_back: bool = False) -> str:
     """Return the text of a described error with advice for callers of this interface, or with `is_back` for Python's.
 
     >>> advise(describe(errors.TopicNotFound("jobs")), "http")
@@ -157,7 +158,7 @@ def advise(described: dict[str, Any], interface: Literal["http", "grpc"], *, is_
     if kind not in _ADVICE or any(name not in facts for name in kind.fields):
         return text
     advice = _ADVICE[kind]
-    old, new = advice.python, advice.http if interface == "http" else advice.grpc
+    old, new = advice.python, str(getattr(advice, interface))
     if kind is errors.BadRequest:
         words = _PYTHON if is_back else _JSON
         text = _VALUES.sub(lambda m: m[1] + words.get(m[2], m[2]), text)

@@ -162,6 +162,19 @@ def test_errors_of_commands_have_no_advice_for_one_language(make: Callable[[], o
     assert not re.search(r"heapline\.[A-Z]|datetime|\w=\w|\[\]|\ba [AEIOU]", str(caught.value))
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (errors.TopicNotFound("jobs"), "create it with the button on the page Topics"),
+        (errors.TopicExists("jobs", ["k"]), "change them with the topic's tab Config, or"),
+        (errors.ReplayExists("r"), "(the page Pipeline shows"),
+        (errors.BadRequest("key must be a string or None, got True"), "a string or null, got true"),
+    ],
+)
+def test_advice_of_the_dashboard_names_its_pages(error: errors.HeaplineError, said: str) -> None:
+    assert said in error_codes.advise(error_codes.describe(error), "page")
+
+
 def test_advice_of_an_error_without_its_facts_is_unchanged() -> None:
     newer = {"error": "TopicNotFound", "facts": {}, "text": "create it with create_topic('jobs')"}
     assert error_codes.advise(newer, "http") == newer["text"]
