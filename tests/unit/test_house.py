@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import pkgutil
+import pydoc
 import re
 import subprocess
 import sys
@@ -79,6 +80,11 @@ def test_every_module_imports_without_extras() -> None:
     for module in pkgutil.walk_packages(heapline.__path__, "heapline."):
         if not module.name.startswith(rooms_with_extras) and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+
+
+@pytest.mark.parametrize("name", sorted({*heapline.__all__} - {"__version__"}))
+def test_help_describes_every_public_name(name: str) -> None:
+    assert name in pydoc.render_doc(getattr(heapline, name))
 
 
 def test_package_is_marked_as_typed() -> None:

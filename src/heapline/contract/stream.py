@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     I64 = npt.NDArray[np.int64]
+else:
+    I64 = Sequence  # for help(): numpy is loaded only by programs that use it
 
 #: Where a group starts or continues: an offset per partition, a wall-clock time, or one end of the retained log.
 Place = Literal["earliest", "latest"] | int | datetime | Mapping[int, int]
