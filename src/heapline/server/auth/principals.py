@@ -37,18 +37,16 @@ class Scope(msgspec.Struct, frozen=True):
 
     def covers(self, topic: str | None) -> bool:
         """Return whether the scope applies to this topic. None means all topics that exist or will exist."""
-        if topic is not None and len(topic) > TOPIC_MAX:
-            return _covers.__wrapped__(self.pattern, topic)  # not a valid name, and too long to keep in the cache
-        return _covers(self.pattern, topic)
+        namespace, name = _split(self.pattern)
+        if topic is None:
+            return not (namespace.strip("*") or name.strip("*"))
+        wanted_namespace, wanted = _split(topic)
+        return fnmatchcase(wanted_namespace, namespace) and fnmatchcase(wanted, name)
 
 
 @lru_cache(4096)  # checked on every call
-def _covers(pattern: str, topic: str | None) -> bool:
-    namespace, name = _split(pattern)
-    if topic is None:
-        return not (namespace.strip("*") or name.strip("*"))
-    wanted_namespace, wanted = _split(topic)
-    return fnmatchcase(wanted_namespace, namespace) and fnmatchcase(wanted, name)
+def _grants(scopes: tuple[Scope, ...], right: Right | None, topic: str | None) -> bool:
+    return any((right is None or right in scope.rights) and scope.covers(topic) for scope in scopes)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -88,7 +86,9 @@ class Principal(msgspec.Struct, frozen=True):
 
     def may(self, right: Right | None, topic: str | None) -> bool:
         """Return whether the principal has this right on this topic. Right None: any right. Topic None: all topics."""
-        return any((right is None or right in scope.rights) and scope.covers(topic) for scope in self.scopes)
+        if topic is not None and len(topic) > TOPIC_MAX:  # not a valid name, and too long to keep in the cache
+            return _grants.__wrapped__(self.scopes, right, topic)
+        return _grants(self.scopes, right, topic)
 
     def check(self, right: Right | None, topic: str | None) -> None:
         """Raise PermissionDenied unless the principal has this right on this topic; None as in `may`."""

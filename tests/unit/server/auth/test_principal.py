@@ -103,9 +103,11 @@ async def test_no_auth_guard_accepts_every_caller() -> None:
 
 def test_names_that_no_topic_can_have_are_not_remembered() -> None:
     """Each name would be kept as long as the server runs, and can be as long as a request."""
-    scope = parse_scope("*:consume")
-    before = principals._covers.cache_info().currsize
+    everywhere, one = (Principal("key:a", (parse_scope(text),)) for text in ("*:consume", "jobs:consume"))
+    before = principals._grants.cache_info().currsize
     for n in range(3):
-        assert scope.covers(f"{n}" * 1000)
-        assert not parse_scope("jobs:consume").covers(f"{n}" * 1000)
-    assert principals._covers.cache_info().currsize == before
+        assert everywhere.may(Right.CONSUME, f"{n}" * 1000)
+        assert not one.may(Right.CONSUME, f"{n}" * 1000)
+    assert principals._grants.cache_info().currsize == before
+    assert one.may(Right.CONSUME, "jobs")
+    assert principals._grants.cache_info().currsize == before + 1
