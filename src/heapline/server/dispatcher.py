@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -56,10 +56,10 @@ class Dispatcher:
 
     async def run(self, command: Command[Any], request: Request, confirmation: str | None = None) -> Any:
         """Admit a command, run it and return its result."""
-        if _takes_steps(command):
+        if _takes_steps(type(command)):
             return await self._run_in_steps(command, request, confirmation)
         self.gate.admit(request, command)
-        answer = self._execute(command, request)
+        answer = self._do(command, request)
         return await (self._wait(command, request, answer) if request.waits else answer)
 
     def start(self, command: Command[Any], request: Request, confirmation: str | None = None) -> Awaitable[Any]:
@@ -67,10 +67,10 @@ class Dispatcher:
 
         If the command waits, the caller must check the request's credential again when it has the result.
         """
-        if _takes_steps(command):
+        if _takes_steps(type(command)):
             return self._run_in_steps(command, request, confirmation)
         self.gate.admit(request, command)
-        answer = self._execute(command, request)
+        answer = self._do(command, request)
         if not request.waits:
             return answer
         if not asyncio.isfuture(answer):
@@ -126,12 +126,12 @@ class Dispatcher:
         rows = type(command).facts.rows
         if rows is not None and not request.caller.may(rows.right, None):
             return self._visible(command, request)
-        for name, limit in bounds_of(type(command)):
-            if getattr(command, name) > limit:
-                command = msgspec.structs.replace(command, **{name: limit})
         return self._do(command, request)
 
     def _do(self, command: Command[Any], request: Request) -> Awaitable[Any]:
+        for name, limit in bounds_of(type(command)):
+            if getattr(command, name) > limit:
+                command = msgspec.structs.replace(command, **{name: limit})
         handler = self._own.get(type(command))
         if handler is not None:
             return handler(command, request)
@@ -211,9 +211,11 @@ class Dispatcher:
         self._returns.spawn(_finish(answer))
 
 
-def _takes_steps(command: Command[Any]) -> bool:
-    facts = type(command).facts
-    return facts.lookup is not None or facts.destroys or facts.audit is not None
+@cache
+def _takes_steps(kind: type[Command[Any]]) -> bool:
+    """Return whether more is done for a command than to check its rights and limits and pass it on."""
+    facts = kind.facts
+    return facts.lookup is not None or facts.rows is not None or facts.destroys or facts.audit is not None
 
 
 async def _finish(answer: Awaitable[Any]) -> None:

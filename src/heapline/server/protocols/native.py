@@ -27,6 +27,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 import heapline
 from heapline.contract.call import CALLS, Command
 from heapline.contract.errors import (
@@ -143,18 +145,16 @@ class NativeServer:
             _remove_socket(self._unix_socket)
 
 
-class _Call:
-    """A call in progress. `command` is None until it is decoded, `answer` until it was started."""
+class _Call(Struct, eq=False):
+    """A call in progress."""
 
-    __slots__ = ("answer", "command", "is_late", "number", "place", "request", "timer")
-
-    def __init__(self, number: int, request: Request) -> None:
-        self.number, self.request = number, request
-        self.command: Any = None
-        self.answer: asyncio.Future[Any] | None = None
-        self.timer: asyncio.TimerHandle | None = None  # of its deadline
-        self.is_late = False  # the deadline has passed
-        self.place = 0  # of its answer among the frames that were not written
+    number: int
+    request: Request
+    command: Any = None  # until it is decoded
+    answer: asyncio.Future[Any] | None = None  # until it was started
+    timer: asyncio.TimerHandle | None = None  # of its deadline
+    is_late: bool = False  # the deadline has passed
+    place: int = 0  # of its answer among the frames that were not written
 
     def cancel(self) -> None:
         if self.answer is not None:
