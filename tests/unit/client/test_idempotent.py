@@ -70,7 +70,7 @@ class Numbered:
 
     async def send_joined(self, batches: list[list[Outgoing]], until: float) -> list[list[Enqueued] | Exception]:
         packed = [pack_messages(messages) for messages in batches]
-        found = await self._wrapper.enqueue_each("jobs", packed, Context(deadline=until))
+        found = await self._wrapper.open_producer("jobs").enqueue_each(packed, Context(deadline=until))
         return [one if isinstance(one, Exception) else enqueued(one) for one in found]
 
 

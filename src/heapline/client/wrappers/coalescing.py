@@ -109,21 +109,24 @@ class Coalescing:
         return Lane(batcher, self._send_acks(topic), self._tasks.spawn, deadline_error, pacer=pacer)
 
     def _send_enqueues(self, topic: str) -> Send:
+        producer = self._inner.open_producer(topic)
+
         async def send(batch: list[Pending], until: float) -> list[Any]:
             messages = pack_messages([pending.call for pending in batch])
-            result = await self._inner.do(EnqueueBatch(topic, messages, False), Context(deadline=until))
+            result = await producer.enqueue(messages, False, Context(deadline=until))
             return [row if row.error is None else row.error for row in enqueued(result)]
 
         return send
 
     def _send_batches(self, topic: str) -> Send:
         """Enqueue several batches together, or, if that is refused, each separately."""
+        producer = self._inner.open_producer(topic)
 
         async def send(batch: list[Pending], until: float) -> list[Any]:
             context = Context(deadline=until)
             if len(batch) == 1:
-                return [await self._inner.do(EnqueueBatch(topic, batch[0].call), context)]
-            return await self._inner.enqueue_each(topic, [pending.call for pending in batch], context)
+                return [await producer.enqueue(batch[0].call, True, context)]
+            return await producer.enqueue_each([pending.call for pending in batch], context)
 
         return send
 

@@ -44,7 +44,7 @@ class Idempotent:
 
     def __init__(self, inner: Any, deadline: float) -> None:
         self._inner, self._deadline = inner, deadline
-        self._producers: dict[str, _Producer] = {}  # by topic, as callers spell it
+        self._producers: dict[str, ClientProducer] = {}  # by topic, as callers spell it
 
     def do(self, command: Command[R], context: Context = HERE, /) -> Awaitable[R]:
         call: Any = command
@@ -54,7 +54,7 @@ class Idempotent:
             return self._inner.do(command, context)  # type: ignore[no-any-return]
         if context.deadline is None:
             context = replace(context, deadline=asyncio.get_running_loop().time() + self._deadline)
-        producer = self._producers.get(call.topic) or self._open_producer(call.topic)
+        producer = self._producers.get(call.topic) or self.open_producer(call.topic)
         if is_batch:
             return producer.enqueue(call.messages, call.atomic, context)  # type: ignore[return-value]
         return producer.enqueue_one(call, context)  # type: ignore[return-value]
@@ -62,24 +62,15 @@ class Idempotent:
     def stream(self, feed: Feed[R], context: Context = HERE, /) -> AsyncIterator[R]:
         return self._inner.stream(feed, context)  # type: ignore[no-any-return]
 
-    def enqueue_each(
-        self, topic: str, batches: Sequence[NewMessages], context: Context
-    ) -> Awaitable[list[EnqueuedBatch | Exception]]:
-        """Enqueue batches in one call, each of them all or none, and return the outcome of each.
-
-        The context needs a deadline.
-        """
-        producer = self._producers.get(topic) or self._open_producer(topic)
-        return producer.enqueue_each(batches, context)
-
-    def _open_producer(self, topic: str) -> _Producer:
+    def open_producer(self, topic: str) -> ClientProducer:
+        """Return the producer of a topic, however the topic is spelled."""
         name = canonical_topic(topic)
-        producer = self._producers.get(name) or _Producer(name, self._inner)
+        producer = self._producers.get(name) or ClientProducer(name, self._inner)
         self._producers[name] = self._producers[topic] = producer
         return producer
 
 
-class _Producer:
+class ClientProducer:
     """The client's numbers on one topic. The contexts of its calls have a deadline."""
 
     def __init__(self, topic: str, inner: Any) -> None:

@@ -138,7 +138,9 @@ class Retrying:
                     known = f"{IN_DOUBT} (last error: {error})" if is_repeated else unreached(self._endpoints, error)
                     raise too_late(known) from None
             finally:
-                self._give_back(link)
+                link.in_flight -= 1
+                if link.is_abandoned:
+                    self._close_unused(link)
             await asyncio.sleep(pause)
             if wait:
                 command = replace(command, wait=max(0.0, began + wait - loop.time()))
@@ -186,7 +188,9 @@ class Retrying:
                 raise UnavailableError(str(error)) from None  # the server's broker was closed, not this client
             raise
         finally:
-            self._give_back(link)
+            link.in_flight -= 1
+            if link.is_abandoned:
+                self._close_unused(link)
 
     # -- endpoints -------------------------------------------------------------------------------------------------
 
@@ -198,9 +202,9 @@ class Retrying:
         self._links.add(link)
         return link
 
-    def _give_back(self, link: _Link) -> None:
-        link.in_flight -= 1
-        if link.is_abandoned and not link.in_flight and link in self._links:
+    def _close_unused(self, link: _Link) -> None:
+        """Close an abandoned link when its last call has ended."""
+        if not link.in_flight and link in self._links:
             self._links.discard(link)
             self._closing.spawn(link.transport.close())
 
