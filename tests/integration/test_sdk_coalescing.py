@@ -74,6 +74,13 @@ async def test_enqueues_and_acks_of_many_coroutines_take_few_calls(hl: Connected
     assert heard.calls["Enqueue"] == 0
 
 
+async def test_message_that_meets_no_other_is_sent_singly(hl: ConnectedBroker) -> None:
+    heard = Heard(hl)
+    for i in range(3):
+        await hl.enqueue("jobs", b"%d" % i)
+    assert (heard.calls["Enqueue"], heard.calls["EnqueueBatch"]) == (3, 0)
+
+
 async def test_one_callers_messages_keep_their_order(hl: ConnectedBroker) -> None:
     await asyncio.gather(*(hl.enqueue("jobs", b"%d" % i) for i in range(2500)))
     assert [int(m.payload) for m in await hl.pop("jobs", 2500)] == list(range(2500))

@@ -40,7 +40,7 @@ from heapline.engine.columns import (
 )
 from heapline.engine.counters import Counters
 from heapline.engine.duplicates import SHARE_BITS, CallShare, FormerPlaces, give_turns, name_of_share
-from heapline.engine.producers import NewNumbers, Numbering, Producers
+from heapline.engine.producers import NewCalls, Numbering, Producers
 from heapline.engine.topic import Topic
 from heapline.journal.block import ROW_BYTES, Block, make_block
 from heapline.journal.log import TopicLog
@@ -51,24 +51,6 @@ BLOCK_BYTES_MAX = (4 << 20) - (64 << 10)  # the largest frame that any replicate
 
 Answer = tuple[EnqueueCall, Any]
 _Made = tuple[Partition, Any, Block, I64 | None]  # rows, their block, hashes of fairness keys
-
-
-class _Group:
-    """Calls that are written together."""
-
-    def __init__(self, topic: Topic) -> None:
-        self.calls: list[EnqueueCall] = []
-        self.nbytes = self.count = 0
-        self._numbers = NewNumbers(topic)
-
-    def takes(self, call: EnqueueCall) -> bool:
-        """Return whether all messages of the call are new, even after the group's other calls."""
-        return call.is_plain or self._numbers.take(call)
-
-    def add(self, call: EnqueueCall) -> None:
-        self.calls.append(call)
-        self.nbytes += call.nbytes
-        self.count += call.count
 
 
 class Admission:
@@ -91,20 +73,18 @@ class Admission:
     def admit(self, calls: Sequence[EnqueueCall], now: Now) -> list[Answer]:
         answers: list[Answer] = []
         limited = self._topic.config.max_backlog > 0
-        group = _Group(self._topic)
+        group = NewCalls(self._topic)
         for call in calls:
             if call.nbytes > self._group_bytes_max and (refusal := self._outgrown(call)) is not None:
                 answers.append((call, refusal))
                 continue
             if group.calls and group.nbytes + call.nbytes > self._group_bytes_max:
                 answers += self._admit_group(group.calls, now)
-                group = _Group(self._topic)
-            if (limited and group.count + call.count > self._room()) or not group.takes(call):
+                group = NewCalls(self._topic)
+            if (limited and group.count + call.count > self._room()) or not group.add(call):
                 answers += self._admit_group(group.calls, now)
-                group = _Group(self._topic)
+                group = NewCalls(self._topic)
                 answers.append((call, self._admit_alone(call, now)))
-            else:
-                group.add(call)
         return answers + self._admit_group(group.calls, now)
 
     def _outgrown(self, call: EnqueueCall) -> Any:

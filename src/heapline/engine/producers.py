@@ -1,6 +1,6 @@
 """Producers of one topic: open their epochs, and recognize numbered calls whose messages are all new.
 
-Most numbered calls continue where their producer's last one ended, so all of their messages are new. `NewNumbers` finds
+Most numbered calls continue where their producer's last one ended, so all of their messages are new. `NewCalls` finds
 these calls by their first number alone, and they are enqueued together with all other calls of the turn. Any other call
 is judged row by row (duplicates.py): repeats, gaps, idempotency keys, doubts about a prepared batch, unknown epochs.
 """
@@ -61,14 +61,25 @@ class Producers:
             self._topic.emit(self._journal, self._topic.partitions[number], event, now)
 
 
-class NewNumbers:
-    """The numbered calls of one group, each of which has only new messages."""
+class NewCalls:
+    """A group of calls that are written together, because all of their messages are new."""
 
     def __init__(self, topic: Topic) -> None:
+        self.calls: list[EnqueueCall] = []
+        self.nbytes = self.count = 0
         self._topic = topic
         self._next: dict[str, int] = {}  # producer -> the first number that is new after the calls of the group
 
-    def take(self, call: EnqueueCall) -> bool:
+    def add(self, call: EnqueueCall) -> bool:
+        """Add the call and return True, unless messages of it may be known, or are numbered before the group's."""
+        if not (call.is_plain or self._are_new(call)):
+            return False
+        self.calls.append(call)
+        self.nbytes += call.nbytes
+        self.count += call.count
+        return True
+
+    def _are_new(self, call: EnqueueCall) -> bool:
         """Place the call's messages and return True if all of them are new, even after the group's other calls."""
         identity, first = call.identity, call.first_seq
         if identity is None or first is None or call.has_tokens:

@@ -216,7 +216,7 @@ async def test_unreachable_server_is_reported_after_the_deadline(monkeypatch: py
     assert [text for text, _, _ in texts] == [
         f"{name} failed after {seconds} {says}"
         for name, seconds in (
-            ("ListHeaps", 30), ("EnqueueBatch", 30), ("EnqueueBatch", 30), ("Stats", 20), ("EnqueueBatch", 20),
+            ("ListHeaps", 30), ("Enqueue", 30), ("EnqueueBatch", 30), ("Stats", 20), ("Enqueue", 20),
         )
     ]  # fmt: skip
 

@@ -19,7 +19,7 @@ from heapline.contract.errors import (
     TopicReloading,
 )
 from heapline.contract.message import Enqueued, Outgoing
-from heapline.contract.messages import EnqueueBatch, EnqueuedBatch, enqueued, pack_enqueued, pack_messages
+from heapline.contract.messages import Enqueue, EnqueueBatch, EnqueuedBatch, enqueued, pack_enqueued, pack_messages
 from tests.simulation.loop import run
 
 
@@ -183,6 +183,73 @@ def test_non_atomic_batch_is_split_to_the_servers_limit(monkeypatch: pytest.Monk
     results = run(numbered(server).send(batch(*[b"12345"] * 5), False, 30.0))
     assert len(results) == 5
     assert [len(seqs) for seqs, _ in server.sent] == [2, 1, 2]
+
+
+# -- single messages ---------------------------------------------------------------------------------------------------
+
+
+class SingleServer:
+    """Answers single messages from a script: an error, or a result."""
+
+    def __init__(self, *script: Any) -> None:
+        self.script = list(script)
+        self.requests: list[Enqueue] = []
+
+    async def do(self, command: Enqueue, context: Context) -> Enqueued:
+        assert type(command) is Enqueue
+        self.requests.append(command)
+        answer = self.script.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+
+def enqueue_singly(server: SingleServer, *commands: Enqueue) -> list[Enqueued]:
+    wrapper = Idempotent(server, 30.0)
+
+    async def go() -> list[Enqueued]:
+        return [await wrapper.do(command, Context(deadline=30.0)) for command in commands]
+
+    return run(go())
+
+
+def test_single_messages_are_numbered_under_one_name() -> None:
+    server = SingleServer(Enqueued(1), Enqueued(2))
+    assert enqueue_singly(server, Enqueue("jobs", b"a"), Enqueue("jobs", b"b", priority=3)) == [
+        Enqueued(1),
+        Enqueued(2),
+    ]
+    assert [(r.payload, r.priority, r.epoch, r.seq, r.answered_below) for r in server.requests] == [
+        (b"a", 0, 1, 0, 0), (b"b", 3, 1, 1, 1),
+    ]  # fmt: skip
+    assert len({r.producer_id for r in server.requests}) == 1
+
+
+def test_single_message_is_a_duplicate_only_by_its_key() -> None:
+    commands = Enqueue("jobs", b"a"), Enqueue("jobs", b"a", idempotency_key="k")
+    found = enqueue_singly(SingleServer(Enqueued(1, True), Enqueued(1, True)), *commands)
+    assert [result.duplicate for result in found] == [False, True], "the first is a repeat of this very call"
+
+
+@pytest.mark.parametrize("error", [StaleEpoch("sdk-x", 1, 2), StaleSequence("sdk-x", 0, 5)])
+def test_number_of_a_single_message_that_another_has_used_is_replaced_once(error: HeaplineError) -> None:
+    server = SingleServer(error, Enqueued(1), Enqueued(2))
+    enqueue_singly(server, Enqueue("jobs", b"a"), Enqueue("jobs", b"b"))
+    first, again, later = server.requests
+    assert first.producer_id != again.producer_id == later.producer_id
+    assert [(r.payload, r.seq) for r in server.requests] == [(b"a", 0), (b"a", 0), (b"b", 1)]
+    twice = SingleServer(StaleSequence("x", 0, 5), StaleSequence("y", 0, 5))
+    with pytest.raises(StaleSequence):
+        enqueue_singly(twice, Enqueue("jobs", b"a"))
+    assert len(twice.requests) == 2
+
+
+def test_number_of_a_single_message_in_doubt_is_never_replaced() -> None:
+    error = StaleSequence("sdk-x", 0, 5)
+    error.repeated = True
+    with pytest.raises(StaleSequence):
+        enqueue_singly(server := SingleServer(error), Enqueue("jobs", b"a"))
+    assert len(server.requests) == 1
 
 
 # -- several callers' batches in one call ------------------------------------------------------------------------------

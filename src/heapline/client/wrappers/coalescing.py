@@ -96,8 +96,7 @@ class Coalescing:
 
     def _new_lane(self, kind: type[Any], topic: str) -> Lane:
         def deadline_error(is_sent: bool) -> Exception:
-            rpc = "Ack" if kind is Ack else "EnqueueBatch"
-            return deadline_exceeded(rpc, self._deadline, IN_DOUBT if is_sent else UNSENT)
+            return deadline_exceeded(kind.facts.rpc, self._deadline, IN_DOUBT if is_sent else UNSENT)
 
         if kind is EnqueueBatch:
             return Lane(Batcher(), self._send_batches(topic), self._tasks.spawn, deadline_error, width=2)
@@ -112,8 +111,11 @@ class Coalescing:
         producer = self._inner.open_producer(topic)
 
         async def send(batch: list[Pending], until: float) -> list[Any]:
+            context = Context(deadline=until)
+            if len(batch) == 1:
+                return [await producer.enqueue_one(batch[0].call, context)]
             messages = pack_messages([pending.call for pending in batch])
-            result = await producer.enqueue(messages, False, Context(deadline=until))
+            result = await producer.enqueue(messages, False, context)
             return [row if row.error is None else row.error for row in enqueued(result)]
 
         return send

@@ -32,7 +32,7 @@ from heapline.contract.errors import (
     StaleSequence,
 )
 from heapline.contract.message import Enqueued
-from heapline.contract.messages import Enqueue, EnqueueBatch, EnqueuedBatch, NewMessages, enqueued, pack_messages
+from heapline.contract.messages import Enqueue, EnqueueBatch, EnqueuedBatch, NewMessages
 from heapline.contract.producer import Line, in_doubt
 
 R = TypeVar("R")
@@ -105,12 +105,22 @@ class ClientProducer:
             return result
         return await self._enqueue_taken(messages, result, atomic, context, name)
 
-    async def enqueue_one(self, command: Enqueue, context: Context) -> Enqueued:
-        messages = pack_messages([command])  # type: ignore[list-item]  # it has the fields of an Outgoing
-        (row,) = enqueued(await self.enqueue(messages, False, context))
-        if row.error is not None:
-            raise row.error
-        return row
+    async def enqueue_one(self, command: Enqueue, context: Context, *, is_renamed: bool = False) -> Enqueued:
+        """Enqueue one message, which costs client and server less than a batch of one."""
+        name, line, has_key = self._name, self._line, command.idempotency_key is not None
+        seq, answered_below = line.take(1)
+        try:
+            numbered = replace(command, producer_id=name, epoch=EPOCH, seq=seq, answered_below=answered_below)
+            result: Enqueued = await self._inner.do(numbered, context)
+            return replace(result, duplicate=False) if result.duplicate and not has_key else result
+        except HeaplineError as error:
+            if is_renamed or error.repeated or not _is_taken(error, has_key):
+                raise
+        finally:
+            line.answered(seq)
+        if self._name == name:
+            self._rename()
+        return await self.enqueue_one(command, context, is_renamed=True)
 
     async def _enqueue_part(self, messages: NewMessages, context: Context) -> EnqueuedBatch:
         """Enqueue a part of a batch. Its error belongs to its own rows, because other parts may have succeeded."""
