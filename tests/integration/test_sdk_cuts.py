@@ -219,6 +219,7 @@ async def test_cancel_with_a_lost_response_succeeds_and_an_invalid_one_fails(cut
         ("GroupDeadDelete", lambda hl: hl.group_dead_delete("jobs", "g")),
         ("DeleteSchedule", lambda hl: hl.delete_schedule("s")),
         ("ForgetSink", lambda hl: hl.forget_sink("a sink")),
+        ("EndLeases", lambda hl: hl.end_leases("jobs", [1])),
     ],
 )
 async def test_call_that_must_not_be_repeated_is_not(cut: Cut, name: str, call: Any) -> None:
@@ -240,6 +241,14 @@ STATE = {  # the effects or answers of all other calls when their response was l
     "set_partition_throttled": lambda hl: hl.set_partition_throttled("jobs", 0, True, reason="hot"),
     "snapshot": lambda hl: hl.snapshot("jobs"),
     "list_topics": lambda hl: hl.list_topics(),
+    "stats_series": lambda hl: hl.stats_series("jobs"),
+    "due_times": lambda hl: hl.due_times("jobs"),
+    "explain": lambda hl: hl.explain("jobs"),
+    "list_leases": lambda hl: hl.list_leases("jobs"),
+    "list_workers": lambda hl: hl.list_workers(),
+    "search_messages": lambda hl: hl.search_messages("jobs", text="there"),
+    "dlq_groups": lambda hl: hl.dlq_groups("jobs"),
+    "dlq_count": lambda hl: hl.dlq_count("jobs"),
     "list_stats": lambda hl: hl.list_stats(),
     "stats": lambda hl: hl.stats("jobs"),
     "peek": lambda hl: hl.peek("jobs"),
@@ -319,10 +328,17 @@ async def test_every_call_of_the_contract_has_a_test_with_a_lost_response() -> N
         "dlq_replay", "dlq_delete", "purge", "delete_topic", "read_log", "close", "delete_group", "reset_offsets",
         "group_dead_replay", "group_dead_delete",
         "group_ack", "group_nack", "subscribe",  # test_group_interfaces.py
-        "delete_schedule", "replay", "forget_sink",
+        "delete_schedule", "replay", "forget_sink", "end_leases", "message_history",
+        "scan_messages", "split_messages",  # this broker does not have them
     }  # fmt: skip
     calls = {name for name in dir(heapline.Broker) if not name.startswith("_")}
     assert calls - {"do", "stream", "features", "leases_returned"} == set(STATE) | elsewhere
+
+
+async def test_history_with_a_lost_response_is_read_again(cut: Cut) -> None:
+    result = await cut.hl.enqueue("jobs", b"x")
+    history = await cut.lose_answer(cut.hl.message_history("jobs", result.id))
+    assert [event.kind for event in history.items] == ["enqueued"]
 
 
 async def test_reschedule_with_a_lost_response_succeeds(cut: Cut) -> None:

@@ -54,8 +54,8 @@ class ConnectedBroker(Broker):
       `delay` of a repeated reschedule counts from the last try. Rows that a lost group_fetch took are redelivered after
       the group's ack_timeout.
     - purge, delete_topic, delete_schedule, dlq_replay, dlq_delete, delete_group, reset_offsets, group_dead_replay,
-      group_dead_delete and forget_sink are not repeated, because a repeat would also affect what was added since. They
-      raise UnavailableError, which says that the call may have been executed.
+      group_dead_delete, forget_sink and end_leases are not repeated, because a repeat would also affect what was added
+      since. They raise UnavailableError, which says that the call may have been executed.
     """
 
     def __init__(
