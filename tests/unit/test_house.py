@@ -87,6 +87,13 @@ def test_help_describes_every_public_name(name: str) -> None:
     assert name in pydoc.render_doc(getattr(heapline, name))
 
 
+def test_help_of_methods_names_plain_types() -> None:
+    text = pydoc.plain(pydoc.render_doc(heapline.Broker))
+    assert "message_history(self, topic: str, message_id: Union[str, int], limit: int = 100, cursor: " in text
+    assert "Annotated" not in text
+    assert " at 0x" not in text
+
+
 def test_package_is_marked_as_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    get_type_hints,
+    overload,
+)
 
 import msgspec
 
@@ -120,11 +131,11 @@ def command(kind: Callable[P, Command[Any]], shape: Callable[[Any], Any] | None 
         result = await self.do(kind(*args, **kwargs))
         return result if shape is None else shape(result)
 
-    whole = inspect.signature(kind)
-    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    run.__signature__ = whole.replace(  # type: ignore[attr-defined]
-        parameters=[first, *whole.parameters.values()], return_annotation=inspect.Signature.empty
-    )
+    first, types = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), get_type_hints(kind)
+    fields = [
+        p.replace(annotation=types[p.name]) for p in inspect.signature(kind).parameters.values()
+    ]  # without bounds
+    run.__signature__ = inspect.Signature([first, *fields])  # type: ignore[attr-defined]
     run.__doc__ = kind.__doc__
     return method(run)
 
