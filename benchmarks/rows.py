@@ -1,4 +1,4 @@
-"""What a benchmark module yields while it runs: rows, one per figure, and steps in between."""
+"""Output of a benchmark module while it runs: rows, one per figure, and steps in between."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ ORDERS = 600
 
 @contextmanager
 def server() -> Iterator[dict[str, str]]:
-    """Where the queue is, as options of the format `heapline`."""
+    """Return the location of the queue, as options of the format `heapline`."""
     if "HEAPLINE_URL" in os.environ:
         yield {"heapline.url": os.environ["HEAPLINE_URL"]}  # and the key as the environment says
         return

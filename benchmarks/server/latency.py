@@ -39,7 +39,7 @@ KINDS = ("answered", "bare", "grpc", "delivered")
 
 @dataclass
 class Samples:
-    """Of all rounds together; fsyncs in milliseconds, the rest in seconds."""
+    """The results of all rounds together; fsyncs in milliseconds, the rest in seconds."""
 
     fsyncs: list[float] = field(default_factory=list)
     answered: list[float] = field(default_factory=list)
@@ -141,7 +141,7 @@ async def bare_answer_times(server: Serving, due: list[float]) -> list[float]:
 
 
 async def grpc_answer_times(server: Serving, due: list[float]) -> list[float]:
-    """The same as `answer_times`, by unary calls."""
+    """Measure like `answer_times`, by unary calls."""
     times: list[float] = []
     metadata = (("authorization", f"Bearer {server.credential()}"),)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:

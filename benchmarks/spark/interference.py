@@ -1,4 +1,4 @@
-"""How much a full scan by Spark slows the queue: lifecycles with and without repeated reads of a large topic.
+"""Measure how much a full scan by Spark slows the queue: lifecycles with and without repeated reads of a large topic.
 
 The engine is in this process, the work of Spark in others. With as few cores as here, any scan takes some of them. So
 the CPU time per message is reported as well; this is the cost of reading for the queue itself. Rounds with and without

@@ -133,7 +133,7 @@ async def in_batches(hl: heapline.Broker, group: str, count: int) -> int:
 
 
 async def one_by_one(hl: heapline.Broker, group: str, count: int) -> int:
-    """The same as messages, acked by the thousand."""
+    """Read a group as single messages, acked by the thousand."""
     got, seen, acks, done = 0, 0, Acks(), []
     async with hl.subscribe("events", group=group, credits=CREDITS) as rows:
         async for message in rows:

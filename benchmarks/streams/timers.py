@@ -77,7 +77,7 @@ def run(quick: bool, directory: Path, scale: float) -> Iterator[Figure | Step]:
 
 
 def publish_and_die(path: Path, count: int) -> tuple[int, float, float]:
-    """When the first message is due, and the rates of scheduled and other messages."""
+    """The time of the first due message, and the rates of scheduled and other messages."""
     command = [sys.executable, "-m", "benchmarks.streams.timers", str(path), str(count)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -158,7 +158,7 @@ async def open_time(path: Path, count: int) -> float:
 
 
 class Seen(NamedTuple):
-    """What a member of the group received: columns, and when."""
+    """The columns that a member of the group received, and when."""
 
     offsets: Any
     numbers: Any  # in due order; negative: never scheduled

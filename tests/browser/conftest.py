@@ -83,7 +83,7 @@ class ServerProcess:
 
 @dataclass
 class Watch:
-    """What went wrong in the pages of a test, except what it expects."""
+    """The errors in the pages of a test, without those that it expects."""
 
     expected: list[str] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)

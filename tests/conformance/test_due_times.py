@@ -1,4 +1,4 @@
-"""When delayed messages become due, and which of them come as a herd."""
+"""Counts of delayed messages by the time at which they become due, and herds among them."""
 
 from __future__ import annotations
 

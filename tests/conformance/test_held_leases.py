@@ -1,4 +1,4 @@
-"""Who holds leases, and how an administrator ends one without its token."""
+"""Lists of leases by holder, and leases that an administrator ends without their token."""
 
 from __future__ import annotations
 

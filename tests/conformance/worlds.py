@@ -149,7 +149,7 @@ class EmbeddedWorld:
 
 
 class GrpcWorld(EmbeddedWorld):
-    """The same broker behind a real socket: `GrpcBroker` uses a server in this process, so tests advance its clock."""
+    """The broker behind a real socket: `GrpcBroker` uses a server in this process, so tests advance its clock."""
 
     async def start(self) -> None:
         config = msgspec.structs.replace(self.config, gather_steps=GATHER_STEPS)
@@ -187,14 +187,14 @@ class ConnectWorld(GrpcWorld):
 
 
 class NativeWorld(GrpcWorld):
-    """The same over the native wire, without the SDK's wrappers."""
+    """The broker over the native wire, without the SDK's wrappers."""
 
     def connect(self) -> Broker:
         return NativeBroker(f"127.0.0.1:{self.server.port}")
 
 
 class HttpWorld(GrpcWorld):
-    """The same over HTTP/JSON."""
+    """The broker over HTTP/JSON."""
 
     def connect(self) -> Broker:
         return HttpBroker(f"http://127.0.0.1:{self.server.http_port}")
@@ -380,7 +380,7 @@ class LongSqlNodesWorld(SqlWorld):
 
 
 class SqlNodesWorld(LongSqlNodesWorld):
-    """The same, for two modules that nodes must agree on; opening nine pools takes half a second of CPU per test."""
+    """Two nodes, for two modules that nodes must agree on; opening nine pools takes half a second of CPU per test."""
 
     modules: ClassVar[frozenset[str]] = frozenset({"test_leases", "test_retries"})
 
@@ -441,7 +441,7 @@ PATHS = frozenset(
 
 
 class SqlWalWorld(SqlWorld):
-    """The same with a write-ahead log, and topics that use it."""
+    """The Postgres broker with a write-ahead log, and topics that use it."""
 
     small: ClassVar[dict[str, Any]] = {"max_payload_bytes": 64 << 10, "k": 100}
     modules = PATHS
@@ -452,7 +452,7 @@ class SqlWalWorld(SqlWorld):
 
 
 class LongSqlRedisWorld(SqlWalWorld):
-    """The same with a ready queue in Redis, which pops of up to 49 messages take from. So their order is not strict."""
+    """The Postgres broker with a ready queue in Redis. Pops of up to 49 messages take from it, in no strict order."""
 
     modules = PATHS - {"test_order"} | {"test_retries"}
     #: A message that arrives or is redelivered after others were prefetched may be served after them.
@@ -466,13 +466,13 @@ class LongSqlRedisWorld(SqlWalWorld):
 
 
 class SqlRedisWorld(LongSqlRedisWorld):
-    """The same, for what depends on the ready queue most."""
+    """The ready queue, for the modules that depend on it most."""
 
     modules = frozenset({"test_pause_and_purge", "test_pop", "test_retries"})
 
 
 class LongSqlRedisBufferWorld(LongSqlRedisWorld):
-    """The same with Redis instead of the log: it acknowledges enqueues."""
+    """The Postgres broker with Redis instead of the log: Redis acknowledges enqueues."""
 
     modules = frozenset({"test_enqueue", "test_leases", "test_pause_and_purge", "test_restart"})
 
@@ -482,7 +482,7 @@ class LongSqlRedisBufferWorld(LongSqlRedisWorld):
 
 
 class SqlRedisBufferWorld(LongSqlRedisBufferWorld):
-    """The same, for what depends on the buffer most."""
+    """The buffer in Redis, for the modules that depend on it most."""
 
     modules = frozenset({"test_enqueue", "test_pause_and_purge"})
 

@@ -99,7 +99,7 @@ async def test_server_killed_repeatedly_keeps_every_acknowledged_call(tmp_path: 
 
 
 def check_that_losses_would_be_seen(record: Record, audits: dict[str, list[BatchAudit]]) -> None:
-    """The same record fails against a log from which something is missing."""
+    """Fail for the record against a log from which something is missing."""
     how, topic, id, token = next(end for end in record.ended if end[0] == "ack")
     (part,) = [audit for audit in audits[topic] if id in audit.tags]
     part.happened.remove((how, id, token))

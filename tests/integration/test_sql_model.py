@@ -219,7 +219,7 @@ class Run:
 
 
 class PrefetchRun(Run):
-    """The same with a ready queue in Redis, which may lose and resurrect entries. The order is not strict."""
+    """The model with a ready queue in Redis, which may lose and resurrect entries. The order is not strict."""
 
     resurrected: Any = None
 

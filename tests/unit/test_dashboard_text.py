@@ -1,4 +1,4 @@
-"""What pages show of numbers, tracebacks, payloads and addresses, without a server."""
+"""Numbers, tracebacks, payloads and addresses as pages show them, without a server."""
 
 from __future__ import annotations
 

@@ -342,6 +342,18 @@ def test_texts_have_no_words_that_a_native_speaker_would_not_write() -> None:
     assert [(path.name, word) for path, text in texts.items() for word in words.findall(text)] == []
 
 
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    riddle = re.compile(r"(?:What|Who|Whoever|Whose|Where|Which|Of|Those|That|The same|None:)\b")
+    found = []
+    for path in kept_files():
+        if path.suffix == ".py":
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    text = ast.get_docstring(node) or ""
+                    found += [f"{path.relative_to(ROOT)}: {text}"] if riddle.match(text) else []
+    assert found == []
+
+
 def test_no_lock_file_is_tracked() -> None:
     assert [path.name for path in kept_files() if re.fullmatch(r"(uv|poetry|pdm)\.lock|Pipfile\.lock", path.name)] == []
 

@@ -85,7 +85,7 @@ class RetryConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AssignmentConfig:
-    """When partitions may move."""
+    """The conditions under which partitions may move."""
 
     min_rebalance_threshold: float = 0.15  # smallest share of the total weight worth moving; 0 to 1
     rebalance_cooldown: Duration = Duration(10.0)  # between two planned rebalances; a crash does not wait for it

@@ -299,7 +299,7 @@ def priorities_of(total: int) -> list[int]:
 
 @dataclass(slots=True)
 class Ledger:
-    """How often each message was delivered, and whether its ack was answered."""
+    """The deliveries of each message, and whether its ack was answered."""
 
     priorities: Sequence[int]
     delivered: list[int] = field(init=False)  # deliveries of each message

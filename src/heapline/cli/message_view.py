@@ -1,4 +1,4 @@
-"""How messages are printed: JSON with the names of the HTTP API, and tables for people.
+"""Print messages: JSON with the names of the HTTP API, and tables for people.
 
 Other programs wrote the content of a message. Nothing in it may move the cursor or change the colors of a terminal.
 """

@@ -1,4 +1,4 @@
-"""How commands print: JSON lines for programs, tables and text for people, errors, and questions before destruction.
+"""Output of commands: JSON lines for programs, tables and text for people, errors, questions before destruction.
 
 Knows nothing of queues. rich finds out whether stdout is a terminal. If it is not, the same words are printed as plain
 lines, and no table is cut to a guessed width.

@@ -141,7 +141,7 @@ def _check_later(kind: type[Call[Any]]) -> Callable[[Any], None]:
 
 
 class Count(Struct, frozen=True):
-    """How many messages, rows or parts a call was about."""
+    """The number of messages, rows or parts that a call was about."""
 
     count: int
 

@@ -28,7 +28,7 @@ INT64, FLOAT64, UINT8, UINT16 = "q", "d", "B", "H"
 
 
 class Packed(NamedTuple):
-    """How a column of numbers is packed: the annotation of a column's type."""
+    """The annotation of a column's type that says how its numbers are packed."""
 
     form: str  # of `array`
     none: Any = None  # the number that stands for None

@@ -148,7 +148,7 @@ class LeaseKeys(Columns, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class Settled(Struct, frozen=True, omit_defaults=True):
-    """How a call on leases ended."""
+    """The result of a call on leases."""
 
     lost: list[int] = []  # ids whose lease had ended; all others were settled
 

@@ -1,4 +1,4 @@
-"""What a method of a broker is: a descriptor that both kinds of broker share, and how to make one from a command."""
+"""Methods of brokers: a descriptor that both kinds of broker share, and how to make one from a command."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class LifeEvent(msgspec.Struct, kw_only=True):
 
 
 class Life(msgspec.Struct):
-    """What must be known of a message to read on. A cursor contains it."""
+    """The state of a message that reading on requires. A cursor contains it."""
 
     id: int
     begun: bool = False  # its enqueue was read

@@ -27,7 +27,7 @@ Points = npt.NDArray[np.uint32]
 
 
 class Sample(NamedTuple):
-    """What is known at one time. `totals` only grow, in the order of SUMS."""
+    """A sample of one time. `totals` only grow, in the order of SUMS."""
 
     depths: tuple[int, ...]
     totals: tuple[int, ...]

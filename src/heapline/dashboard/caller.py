@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 @dataclass
 class Memory:
-    """What the pages of one server keep between two renderings.
+    """Data that the pages of one server keep between two renderings.
 
     A page uses an entry only after a command of its caller has shown the same topic or message, so rights hold.
     """

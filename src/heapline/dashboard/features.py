@@ -1,4 +1,4 @@
-"""Which pages and parts the broker behind the server has something for."""
+"""Pages and parts that the broker behind the server has data for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changes on open pages, as server-sent events.
+"""Changes of open pages, as server-sent events.
 
 A *view* is one place as one set of rights sees it. While someone watches a view, it is read and rendered at most twice
 per second, and more rarely if that takes long: one view may use about a thirtieth of a core, and all together a tenth.

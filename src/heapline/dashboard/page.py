@@ -18,7 +18,7 @@ PLACE_MAX = 2000  # characters of a path with its query
 
 @dataclass(frozen=True)
 class Place:
-    """What a page shows, as its URL has it: the path below /ui, its parameters and the query."""
+    """A page's content, as its URL has it: the path below /ui, its parameters and the query."""
 
     path: str
     parameters: Mapping[str, str]
@@ -26,7 +26,7 @@ class Place:
 
     @property
     def key(self) -> str:
-        """The same text for the same place, whatever the order of its query."""
+        """Return one text for each place, whatever the order of its query."""
         query = urlencode(sorted(self.query.items()))
         return f"{self.path}?{query}" if query else self.path
 

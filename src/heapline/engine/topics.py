@@ -85,7 +85,7 @@ class KeeperOptions(TypedDict, total=False):
 
 
 class TopicKeeper:
-    """What handlers work on: the topics that are open, and the services that all of them share."""
+    """The broker as handlers see it: the topics that are open, and the services that all of them share."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ CALL_MESSAGES = 10_000  # messages per ack, nack, release or extend
 
 @dataclass(frozen=True)
 class ConsumeResult:
-    """How many messages were leased, acked and nacked."""
+    """The numbers of messages that were leased, acked and nacked."""
 
     leased: int
     acked: int

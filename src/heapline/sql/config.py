@@ -52,7 +52,7 @@ class SqlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def policy(self) -> str:
-        """When an enqueue is acknowledged."""
+        """The time at which an enqueue is acknowledged."""
         return self.durability or ("postgres" if self.wal is None else "wal")
 
     def __repr__(self) -> str:  # without URLs, which may contain passwords

@@ -1,4 +1,4 @@
-"""What happened to the messages of a topic with a `retention`, as a log that can be read by offset.
+"""The events of the messages of a topic with a `retention`, as a log that can be read by offset.
 
 *Recording.* The transaction that changes messages inserts a row for all that it changed in the same way, with a number
 from a sequence. An event that depends on another one has the higher number, because its transaction saw the other one

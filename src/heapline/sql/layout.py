@@ -110,7 +110,7 @@ START = Place(INT64_MIN, INT64_MIN, -1)
 
 
 class Turns(NamedTuple):
-    """How often the rings with ready messages have turned."""
+    """The number of times that the rings with ready messages have turned."""
 
     ready: int
     cold: int

@@ -1,4 +1,4 @@
-"""How a command finds its server and its key, and the advice it gives if it cannot."""
+"""Commands find their server and key, or say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How options are declared, and durations, sizes and times as people type them."""
+"""Declarations of options, and durations, sizes and times as people type them."""
 
 from __future__ import annotations
 

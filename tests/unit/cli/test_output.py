@@ -1,4 +1,4 @@
-"""How results are printed."""
+"""Output of commands, for people and as JSON."""
 
 from __future__ import annotations
 

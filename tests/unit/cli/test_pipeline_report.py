@@ -18,7 +18,7 @@ from tests.unit.spark.test_pages import NASTY, a_forecast, a_report
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the jobs were asked for."""
+    """The arguments that the jobs received."""
     found: dict[str, Any] = {}
 
     def job(made: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which calls are joined, in which order, and that each caller gets its own answer."""
+"""Joining of calls: which ones, in which order, and that each caller gets its own answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an HTTP client handles unexpected responses."""
+"""Unexpected responses to an HTTP client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls are repeated, on which endpoint, for how long, and the final error. In virtual time."""
+"""Repeats of calls: which ones, on which endpoint, for how long, and the final error. In virtual time."""
 
 from __future__ import annotations
 

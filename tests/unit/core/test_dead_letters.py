@@ -26,7 +26,7 @@ def thaw(letters: DeadLetters) -> DeadLetters:
 
 
 class Model:
-    """The same letters in a dictionary."""
+    """A model that keeps the letters in a dictionary."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Which rows are in the stream, how they are counted, and ranges of finished rows."""
+"""Rows of the stream, their counts, and ranges of finished rows."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Crashing:
 
 @pytest.fixture
 def recognised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How the topic recognized its firings."""
+    """Return how the topic recognized its firings."""
     found: list[str] = []
     enqueue = firings._enqueue
 

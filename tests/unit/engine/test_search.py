@@ -1,4 +1,4 @@
-"""How much one call of a search reads, and searches beside a queue at work."""
+"""Limits on what one call of a search reads, and searches beside a queue at work."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def lives() -> pa.Table:
-    """Of two topics, which take turns."""
+    """Rows of two topics, which take turns."""
     tables = [a_life(name, 3)[0] for name in sorted(TOPICS)[:2]]
     names = [pa.array([name] * table.num_rows) for name, table in zip(("one", "two"), tables, strict=True)]
     found = [t.set_column(t.schema.get_field_index("topic"), "topic", n) for t, n in zip(tables, names, strict=True)]

@@ -24,7 +24,7 @@ def hl(tmp_path: Path) -> Iterator[Any]:
 
 
 class Lent:
-    """The same client without being closed."""
+    """Return a client that is not closed."""
 
     def __init__(self, client: Any) -> None:
         self._client = client

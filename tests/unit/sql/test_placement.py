@@ -1,4 +1,4 @@
-"""Which shard holds a topic. Stored messages depend on it, so the values are pinned."""
+"""The shard of a topic. Stored messages depend on it, so the values are pinned."""
 
 from __future__ import annotations
 

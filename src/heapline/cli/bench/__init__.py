@@ -44,7 +44,7 @@ PERCENTS = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure, as options of the command."""
+    """The options of the command that select what is measured."""
 
     seconds: Annotated[float, "Seconds per measurement.", Meta(ge=0.1, le=600)] = 2.0
     size: Annotated[int, "Bytes per message.", Meta(ge=NUMBER_BYTES, le=1 << 20)] = 256

@@ -165,7 +165,7 @@ def _check_replay(disk: Disk, files: TopicFiles, verdict: Verdict) -> Finding | 
 
 @dataclass(slots=True)
 class RepairPlan:
-    """What a repair would do. With a `refusal` it does nothing, for the reason given there."""
+    """The changes that a repair would make. With a `refusal` it does nothing, for the reason given there."""
 
     report: Report
     id_suffix: int = 0  # the low bits of the topic's ULIDs

@@ -231,7 +231,7 @@ def show_stats(console: Console, stats: Stats) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows to dump, as options of the command."""
+    """The options of the command that select the rows to dump."""
 
     partition: Annotated[int | None, "Only this partition.", Meta(ge=0)] = None
     start: Annotated[int, "First offset.", Meta(ge=0)] = 0

@@ -26,7 +26,7 @@ STEPS = {
 
 @dataclass(slots=True)
 class Screen:
-    """What is shown, and the state of the connection."""
+    """The state of the view, and of the connection."""
 
     server: str
     interval: float  # seconds

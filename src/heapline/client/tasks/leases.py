@@ -36,7 +36,7 @@ class Lease:
 
     @property
     def until(self) -> float:
-        """When it ends, on the loop's clock. Only differences of the broker's times are used."""
+        """The end of the lease, on the loop's clock. Only differences of the broker's times are used."""
         return min(self.asked_until, self._until + (self.message._deadline_ms - self._first_ms) / 1000)
 
 

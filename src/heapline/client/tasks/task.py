@@ -82,7 +82,7 @@ class TypedCall(Protocol[P, T_co]):
 
 
 class _TypedMethod(Generic[T]):
-    """What type checkers see instead of the decorated method."""
+    """The decorated method, as type checkers see it."""
 
     def __get__(self, task: Callable[P, Any], owner: object = None) -> TypedCall[P, T]:
         raise NotImplementedError

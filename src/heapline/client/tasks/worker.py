@@ -49,7 +49,7 @@ class WorkerApp(TaskTable, Protocol):
 
 
 class Slots:
-    """How many handlers run at the same time. The longest waiting task gets the next free slot."""
+    """The number of handlers that run at the same time. The longest waiting task gets the next free slot."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -1,4 +1,4 @@
-"""Who works on what: the leases of a topic, and the holders of leases on all topics."""
+"""The pages of workers: the leases of a topic, and the holders of leases on all topics."""
 
 from __future__ import annotations
 

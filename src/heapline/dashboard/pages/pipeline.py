@@ -1,4 +1,4 @@
-"""What moves data beside the workers: the archive to the lake, replays, sinks and undecided batches."""
+"""The page of what moves data beside the workers: the archive to the lake, replays, sinks and undecided batches."""
 
 from __future__ import annotations
 

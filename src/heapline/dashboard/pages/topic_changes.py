@@ -1,4 +1,4 @@
-"""What an administrator does to a topic: create, change, pause, purge and delete it; its partitions and groups."""
+"""The actions of an administrator on a topic: create, change, pause, purge and delete it; its partitions and groups."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def enqueue(topic: str, payload: bytes, *, using: str | None = None, **options: 
 
 
 def enqueue_call(call: Item, *, using: str | None = None) -> int:
-    """The same for a call of a task: `enqueue_call(send.item(order, priority=5))`."""
+    """Enqueue a call of a task: `enqueue_call(send.item(order, priority=5))`."""
     return enqueue(**fields_of(call), using=using)
 
 

@@ -39,7 +39,7 @@ class SharedDocument(Protocol):
         """Read the content now, or raise UnavailableError."""
 
     def read_blocking(self) -> None:
-        """The same as `read`, from another thread."""
+        """Read the document like `read`, from another thread."""
 
     def change_blocking(self, edit: Edit) -> None:
         """Replace the content by what `edit` returns, unless that is None. Not on the event loop.

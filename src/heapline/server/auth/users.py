@@ -184,7 +184,7 @@ class Sessions:
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """What a signed token says: who, when, and the epoch of the user, which must be current. Times in wall ms."""
+    """The content of a signed token: who, when, and the epoch of the user, which must be current. Times in wall ms."""
 
     subject: str
     issued_at: int

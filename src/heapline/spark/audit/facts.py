@@ -221,7 +221,7 @@ class BatchBook:
 
 @dataclass(frozen=True)
 class RankRule:
-    """How the ranks of a topic are judged."""
+    """The rules by which the ranks of a topic are judged."""
 
     k: int
     exclusions: tuple[Exclusion, ...]

@@ -1,4 +1,4 @@
-"""What several samples yield: rates, curves, percentiles, and the order and filter of topics."""
+"""Views of several samples: rates, curves, percentiles, and the order and filter of topics."""
 
 from __future__ import annotations
 
