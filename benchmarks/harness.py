@@ -112,11 +112,11 @@ def _rows_of_child(
     timer.start()
     try:
         for line in child.stdout:
-            told = json.loads(line)
-            if "step" in told:
-                on_step(Step(**told["step"]))
+            reported = json.loads(line)
+            if "step" in reported:
+                on_step(Step(**reported["step"]))
             else:
-                yield Row(**told)
+                yield Row(**reported)
         if code := child.wait():
             cause = f"took longer than {limit_s:g} s" if overdue.is_set() else f"ended with exit code {code}"
             yield Row(name=module, error=f"module {module} {cause}")
@@ -167,8 +167,8 @@ def main() -> None:
     options = parser.parse_args()
     given = {"quick": options.quick, "peers": options.peers, "scale": options.scale}
     given["seconds"] = options.seconds
-    for told in measure(options.module, options.directory, **given):
-        line = {"step": vars(told)} if isinstance(told, Step) else vars(told)
+    for reported in measure(options.module, options.directory, **given):
+        line = {"step": vars(reported)} if isinstance(reported, Step) else vars(reported)
         print(json.dumps(line), file=rows, flush=True)
 
 

@@ -98,9 +98,9 @@ async def over_http(server: Serving, load: Load, seconds: float) -> None:
         writer.write(request)
         answer = await reader.readuntil(b"\r\n\r\n")
         fields = dict(line.lower().split(b": ", 1) for line in answer.split(b"\r\n")[1:-2])
-        told = await reader.readexactly(int(fields[b"content-length"]))
+        reported = await reader.readexactly(int(fields[b"content-length"]))
         if not answer.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(f"HTTP answered {answer[:40]!r} {told[:200]!r}")
+            raise RuntimeError(f"HTTP answered {answer[:40]!r} {reported[:200]!r}")
 
     await load.add([lambda pair=pair: call(*pair) for pair in pairs], server, seconds)  # type: ignore[misc]
     for _, writer in pairs:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.spark.read import Figure, best, fill, told
+from benchmarks.spark.read import Figure, best, fill, reported
 
 TARGET = 0.5
 BOTH = ("messages", "events")
@@ -37,7 +37,7 @@ def run(quick: bool, directory: Path) -> Iterator[Figure]:
         found = best(cases)
         for name, target in {"messages": None, "messages and events": TARGET}.items():
             baseline = count / found[f"copy {name}"]
-            yield told(f"archive of {name}, {count} messages", count / found[name], baseline, target)
+            yield reported(f"archive of {name}, {count} messages", count / found[name], baseline, target)
     finally:
         spark.stop()
 

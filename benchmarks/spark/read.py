@@ -58,7 +58,7 @@ def figures(spark: Any, count: int, data: Path, parquet: Path, arrow: Path, serv
     )
     baseline = count / batches.pop("parquet")
     for name, seconds in batches.items():
-        yield told(f"batch read, {name}, values summed, {count} rows", count / seconds, baseline, TARGETS.get(name))
+        yield reported(f"batch read, {name}, values summed, {count} rows", count / seconds, baseline, TARGETS.get(name))
     streams = best(
         {
             "bare": lambda: drained(spark.readStream.format("bare_arrow").load(str(arrow))),
@@ -68,10 +68,10 @@ def figures(spark: Any, count: int, data: Path, parquet: Path, arrow: Path, serv
     )
     baseline = count / streams.pop("bare")
     for name, seconds in streams.items():
-        yield told(f"streaming read, {name}, to noop, {count} rows", count / seconds, baseline, TARGETS["stream"])
+        yield reported(f"streaming read, {name}, to noop, {count} rows", count / seconds, baseline, TARGETS["stream"])
 
 
-def told(name: str, value: float, baseline: float, target: float | None) -> Figure:
+def reported(name: str, value: float, baseline: float, target: float | None) -> Figure:
     ratio = value / baseline
     said = None if target is None else f"≥ {target:g}×"
     return figure(name, value, "messages/s", baseline, ratio, said, None if target is None else ratio >= target)

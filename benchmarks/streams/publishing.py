@@ -22,11 +22,14 @@ IN_FLIGHT = 4
 
 def run(quick: bool, directory: Path, scale: float) -> Iterator[Figure]:
     count = sized(1_000_000, quick, scale)
-    told = best_of(2, lambda: asyncio.run(publishing(directory / "publish", count)))
-    raw = raw_disk(directory, told["commits"], told["bytes"], told["bytes"] // max(1, told["commits"]), whole=True)
+    reported = best_of(2, lambda: asyncio.run(publishing(directory / "publish", count)))
+    raw = raw_disk(
+        directory, reported["commits"], reported["bytes"], reported["bytes"] // max(1, reported["commits"]), whole=True
+    )
     yield figure(
-        f"publish {count:,} in batches of {BATCH}, {IN_FLIGHT} in flight, one partition", told["rate"], "messages/s",
-        count / raw, told["rate"] * raw / count, "≥ 100 k/s", told["rate"] >= 100_000,
+        f"publish {count:,} in batches of {BATCH}, {IN_FLIGHT} in flight, one partition", reported["rate"],
+        "messages/s",
+        count / raw, reported["rate"] * raw / count, "≥ 100 k/s", reported["rate"] >= 100_000,
     )  # fmt: skip
 
 

@@ -81,12 +81,12 @@ def publish_and_die(path: Path, count: int) -> tuple[int, float, float]:
     command = [sys.executable, "-m", "benchmarks.streams.timers", str(path), str(count)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
-    told = child.stdout.readline().split()
+    reported = child.stdout.readline().split()
     child.send_signal(signal.SIGKILL)
     child.wait()
     child.stdout.close()
-    assert len(told) == 3, "the publishing process failed"
-    return int(told[0]), float(told[1]), float(told[2])
+    assert len(reported) == 3, "the publishing process failed"
+    return int(reported[0]), float(reported[1]), float(reported[2])
 
 
 async def fill(path: str, count: int) -> None:

@@ -139,11 +139,11 @@ class Reader:
         # The blank lines make a traceback point into the document itself.
         source = "\n" * (block.line - 1) + self.ports.put_into(block.body)
         code = compile(source, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        with contextlib.redirect_stdout(io.StringIO()) as told:
+        with contextlib.redirect_stdout(io.StringIO()) as reported:
             outcome = eval(code, self._names)
             if inspect.iscoroutine(outcome):
                 self._runner.run(outcome)
-        return told.getvalue()
+        return reported.getvalue()
 
     def _run_shell(self, page: str, block: Block) -> str:
         if self._bash is None:
@@ -152,18 +152,20 @@ class Reader:
                 stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         self._count += 1
-        script, told, done = (self.directory / ".bin" / f"{self._count}.{kind}" for kind in ("sh", "told", "done"))
+        script, reported, done = (
+            self.directory / ".bin" / f"{self._count}.{kind}" for kind in ("sh", "reported", "done")
+        )
         script.write_text("set -eo pipefail\n" + self.ports.put_into(block.body))
-        told.touch()
+        reported.touch()
         assert self._bash.stdin is not None
-        self._bash.stdin.write(f"exec > {told} 2>&1\nsource {script} < /dev/null\ntouch {done}\n".encode())
+        self._bash.stdin.write(f"exec > {reported} 2>&1\nsource {script} < /dev/null\ntouch {done}\n".encode())
         self._bash.stdin.flush()
         deadline = time.monotonic() + PATIENCE
         while not done.exists():
             failed = self._bash.poll() is not None or time.monotonic() > deadline
-            assert not failed, f"{page}:{block.line} does not work:\n{told.read_text()}\n{self._logs()}"
+            assert not failed, f"{page}:{block.line} does not work:\n{reported.read_text()}\n{self._logs()}"
             time.sleep(0.02)
-        return OBITUARY.sub("", told.read_text())
+        return OBITUARY.sub("", reported.read_text())
 
     def _logs(self) -> str:
         return "\n".join(f"{path.name}:\n{path.read_text()[-3000:]}" for path in self.directory.glob("*.log"))

@@ -50,10 +50,10 @@ async def test_server_is_measured_next_to_the_machine_and_left_unchanged(server:
         bench = await start(server, tmp_path, "--seconds", "0.2", "--concurrency", "8", "--json")
         code, out, errors = await ended(bench)
         assert (code, errors) == (0, "")
-        told = json.loads(out)
-        assert all(row["messages"] > 0 and row["p99_ms"] >= row["p50_ms"] > 0 for row in told["loads"])
-        assert [row["baseline"]["ratio"] > 0 for row in told["loads"]] == [True] * 5
-        assert [row["name"] for row in told["baselines"]][-1] == "bare TCP calls"
+        reported = json.loads(out)
+        assert all(row["messages"] > 0 and row["p99_ms"] >= row["p50_ms"] > 0 for row in reported["loads"])
+        assert [row["baseline"]["ratio"] > 0 for row in reported["loads"]] == [True] * 5
+        assert [row["name"] for row in reported["baselines"]][-1] == "bare TCP calls"
         assert [info.name for info in await hl.list_topics()] == ["jobs"]
         assert not list(tmp_path.glob("heapline-bench-*"))
 

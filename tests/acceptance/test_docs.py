@@ -95,9 +95,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=log)
     assert process.stdout is not None
-    told = re.search(rb"Heapline on port (\d+), gRPC on port \d+, HTTP on port (\d+)", process.stdout.readline())
-    assert told, (directory / "log").read_text()
-    yield Server(directory / "data", Ports(int(told[1]), int(told[2])))
+    reported = re.search(rb"Heapline on port (\d+), gRPC on port \d+, HTTP on port (\d+)", process.stdout.readline())
+    assert reported, (directory / "log").read_text()
+    yield Server(directory / "data", Ports(int(reported[1]), int(reported[2])))
     process.kill()
     process.communicate()
 

@@ -283,13 +283,13 @@ def test_dump_shows_prepared_batches_and_the_decisions_about_them(tmp_path: Path
         hl.prepare_batch("c", "1", [heapline.Outgoing(b"z")], topic="jobs")
         hl.commit_batch("c", [])
     rows = objects(cli("dump", str(tmp_path / "q"), "-t", "jobs", "--json", "--payloads").stdout)
-    told = [(row["kind"], row["batch_id"], row.get("ids", row.get("id"))) for row in rows]
+    reported = [(row["kind"], row["batch_id"], row.get("ids", row.get("id"))) for row in rows]
     first, second = rows[0]["ids"]
-    assert told[:4] == [
+    assert reported[:4] == [
         ("batch_prepared", "b", [first, second]), ("batch_prepared", "b", []), ("batch_committed", "b", first),
         ("batch_committed", "b", second),
     ]  # fmt: skip
-    assert told[5:] == [("batch_committed", "c", None)], "a row without a message"
+    assert reported[5:] == [("batch_committed", "c", None)], "a row without a message"
     assert [len(row["payloads"]) for row in rows if row["kind"] == "batch_prepared"] == [2, 0, 1]
     assert len(objects(cli("dump", str(tmp_path / "q"), "-t", "_system/batches", "--json").stdout)) == 2
 

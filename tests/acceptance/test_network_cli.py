@@ -86,7 +86,7 @@ def test_newcomer_enqueues_and_pops_a_message(home: Home) -> None:
         "heapline topic create tour && echo urgent | heapline put tour -p 1 && "
         "heapline pop tour --ack --json | head -1; heapline pop tour; echo exit $?"
     )
-    out, err = (told.decode() for told in home.shell(line).communicate(timeout=120))
+    out, err = (reported.decode() for reported in home.shell(line).communicate(timeout=120))
     created, hint, put, popped, code = out.splitlines()
     assert created == "topic tour is ready: smallest priority first, leases of 30s, 1 partition"
     assert hint.endswith("heapline put tour hello")
@@ -109,9 +109,9 @@ def test_killed_and_repeated_import_enqueues_each_line_once(home: Home, topic: s
         assert time.monotonic() < deadline
     first.kill()
     first.communicate(timeout=60)
-    (told,) = home.json(*command.split(), "--file", str(home.path / "lines.jsonl"))
-    assert told["enqueued"] + told["duplicates"] == told["lines"] == total
-    assert 1000 <= told["duplicates"] <= 1230
+    (reported,) = home.json(*command.split(), "--file", str(home.path / "lines.jsonl"))
+    assert reported["enqueued"] + reported["duplicates"] == reported["lines"] == total
+    assert 1000 <= reported["duplicates"] <= 1230
     popped = home.json("pop", topic, "--max", str(total + 1), "--ack")
     assert [json.loads(message["payload_text"])["n"] for message in popped] == list(range(total))
 
@@ -131,14 +131,14 @@ def test_topic_is_created_shown_changed_and_deleted(home: Home) -> None:
     assert "shop/mail" in home("topic", "list").stdout
     home("topic", "delete", "shop/mail", typed="n\n", code=1)
     home("topic", "delete", "shop/mail", "--yes")
-    assert "shop/mail" not in [told["topic"] for told in home.json("topic", "list")]
+    assert "shop/mail" not in [reported["topic"] for reported in home.json("topic", "list")]
 
 
 def test_messages_are_put_and_popped_in_both_outputs(home: Home, topic: str) -> None:
     (put,) = home.json("put", topic, "hello", "-p", "3", "--key", "k", "-H", "a=b", "--idempotency-key", "x")
     assert "was already enqueued" in home("put", topic, "hello", "--idempotency-key", "x").stdout
     home("put", topic, typed=b"\xff\x00")
-    text = next(told for told in home.json("peek", topic) if told["id"] == put["id"])
+    text = next(reported for reported in home.json("peek", topic) if reported["id"] == put["id"])
     assert (text["payload_text"], text["headers"], text["key"]) == ("hello", {"a": "b"}, "k")
     assert "not text: ff 00" in home("peek", topic).stdout
     home("pop", topic, "--ack", "--wait", "10s")
@@ -152,7 +152,7 @@ def test_messages_are_put_and_popped_in_both_outputs(home: Home, topic: str) -> 
 def test_dead_letters_are_listed_replayed_and_deleted(home: Home, topic: str) -> None:
     home("put", topic, "--file", "-", typed="1\n2\n3\n")
     ids = [home.bury(topic, f"reason {number}") for number in range(3)]
-    assert [told["message_id"] for told in home.json("dlq", "list", topic)] == ids
+    assert [reported["message_id"] for reported in home.json("dlq", "list", topic)] == ids
     assert "reason 1" in home("dlq", "list", topic, "--died-after", "1h").stdout
     assert "1 dead letter replayed" in home("dlq", "replay", topic, ids[0]).stdout
     assert home.json("dlq", "replay", topic, "--reason", "REASON 1", "--rate", "100") == [{"count": 1}]

@@ -175,19 +175,19 @@ def ground_old(place: Place) -> None:
 # -- what each section promises ----------------------------------------------------------------------------------------
 
 
-def check_start_and_stop(place: Place, told: str) -> None:
-    assert "ok" in told
+def check_start_and_stop(place: Place, reported: str) -> None:
+    assert "ok" in reported
     assert not place.is_up()
     assert stat.S_IMODE((place.data / "admin.key").stat().st_mode) == 0o600
     assert '"event": "stopped"' in place.log()
 
 
-def check_health(place: Place, told: str) -> None:
-    assert told.split() == ["ok", "ok"]
+def check_health(place: Place, reported: str) -> None:
+    assert reported.split() == ["ok", "ok"]
 
 
-def check_watch(place: Place, told: str) -> None:
-    assert 'backlog{partition="0",topic="jobs"} 10.0' in told
+def check_watch(place: Place, reported: str) -> None:
+    assert 'backlog{partition="0",topic="jobs"} 10.0' in reported
     page, metrics = PAGE.read_text(), (place.directory / "metrics.txt").read_text()
     table = page.split("## Metrics to watch")[1].split("## Logs")[0]
     cells = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)
@@ -198,23 +198,23 @@ def check_watch(place: Place, told: str) -> None:
     assert {name for name in named if not {name, name.removesuffix("_total")} & exposed} == set()
 
 
-def check_logs(place: Place, told: str) -> None:
-    assert "order-77" in told
-    assert '"event": "serving"' in told
+def check_logs(place: Place, reported: str) -> None:
+    assert "order-77" in reported
+    assert '"event": "serving"' in reported
 
 
-def check_backup(place: Place, told: str) -> None:
+def check_backup(place: Place, reported: str) -> None:
     assert place.is_up()
     assert place.ask() == MESSAGES
     assert (place.directory / "data.old" / "catalog.json").exists()
 
 
-def check_disk_full(place: Place, told: str) -> None:
-    assert "jobs" in told
+def check_disk_full(place: Place, reported: str) -> None:
+    assert "jobs" in reported
 
 
-def check_corruption(place: Place, told: str) -> None:
-    assert "there is damage" in told
+def check_corruption(place: Place, reported: str) -> None:
+    assert "there is damage" in reported
     assert (place.data / "topics" / "default" / "jobs.1" / "damaged").is_dir()
     with heapline.open_sync(place.data, spare_segment_bytes=0) as hl:
         left = [m.payload for m in hl.pop("jobs", 100)]
@@ -222,8 +222,8 @@ def check_corruption(place: Place, told: str) -> None:
     assert left == MESSAGES[: len(left)]  # those before the damage, and no others
 
 
-def check_rotating_keys(place: Place, told: str) -> None:
-    assert "worker-1" in told
+def check_rotating_keys(place: Place, reported: str) -> None:
+    assert "worker-1" in reported
     new, old = ((place.directory / f"worker-{n}.key").read_text().strip() for n in (2, 1))
 
     async def use(key: str) -> int:
@@ -241,7 +241,7 @@ def check_rotating_keys(place: Place, told: str) -> None:
     pytest.fail("a revoked key is still accepted")
 
 
-def check_lost_key(place: Place, told: str) -> None:
+def check_lost_key(place: Place, reported: str) -> None:
     key = (place.directory / "admin-2.key").read_text().strip()
 
     async def use() -> None:
@@ -249,20 +249,20 @@ def check_lost_key(place: Place, told: str) -> None:
             await broker.create_topic("made-by-the-new-one", **SMALL)
 
     asyncio.run(use())
-    assert "admin-2" in told
+    assert "admin-2" in reported
 
 
-def check_certificates(place: Place, told: str) -> None:
+def check_certificates(place: Place, reported: str) -> None:
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (place.directory / "certs").iterdir())
 
 
-def check_upgrading(place: Place, told: str) -> None:
+def check_upgrading(place: Place, reported: str) -> None:
     assert place.is_up()
     assert (place.directory / "before-upgrade" / "catalog.json").exists()
     assert "refused" not in place.log()
 
 
-def check_moving(place: Place, told: str) -> None:
+def check_moving(place: Place, reported: str) -> None:
     assert place.is_up()
     assert place.ask(data=place.directory / "elsewhere" / "data") == MESSAGES
 
@@ -289,8 +289,8 @@ def place(tmp_path: Path) -> Iterator[Place]:
 @pytest.mark.parametrize("section", sections(), ids=lambda section: section.title)
 def test_operations_section_runs_as_written(section: Section, place: Place) -> None:
     GROUNDS[section.ground](place)
-    told = place.run(*section.blocks)
-    CHECKS[section.title](place, told)
+    reported = place.run(*section.blocks)
+    CHECKS[section.title](place, reported)
 
 
 def test_every_section_with_commands_has_its_promises_checked() -> None:

@@ -152,10 +152,10 @@ async def test_one_topic_is_shown_with_its_partitions(scene: Scene) -> None:
 
 async def test_json_is_one_object_per_refresh(scene: Scene) -> None:
     code, out, _ = await scene.run("--once", "--json", "--filter", "job")
-    told = json.loads(out)
+    reported = json.loads(out)
     assert code == 0
-    assert [topic["topic"] for topic in told["topics"]] == ["jobs"]
-    jobs = told["topics"][0]
+    assert [topic["topic"] for topic in reported["topics"]] == ["jobs"]
+    jobs = reported["topics"][0]
     assert (jobs["ready"], jobs["delayed"], jobs["leased"], jobs["rates"]["enqueued"]) == (16, 1, 4, 0)
     assert 0 < jobs["lease_ends_in"] <= 600
     assert jobs["latency_ms"]["commit"]["p50"] is None, "nothing was committed between the two samples"

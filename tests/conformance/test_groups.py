@@ -153,16 +153,16 @@ async def test_committed_offset_is_the_highest_with_nothing_unacked_below(jobs: 
     await put(jobs, 0, 1, 2)
     a, b, c = await all_rows(jobs, 3)
     await ack(jobs, [c])
-    (told,) = await jobs.group_offsets("jobs", "g")
-    assert (told.lag, told.outstanding) == (2, 2)
-    assert told.committed <= a.offset
+    (reported,) = await jobs.group_offsets("jobs", "g")
+    assert (reported.lag, reported.outstanding) == (2, 2)
+    assert reported.committed <= a.offset
     await ack(jobs, [a])
-    (told,) = await jobs.group_offsets("jobs", "g")
-    assert a.offset < told.committed <= b.offset
+    (reported,) = await jobs.group_offsets("jobs", "g")
+    assert a.offset < reported.committed <= b.offset
     await ack(jobs, [b])
-    (told,) = await jobs.group_offsets("jobs", "g")
-    assert told.committed > c.offset
-    assert (told.lag, told.outstanding, told.retrying, told.dead) == (0, 0, 0, 0)
+    (reported,) = await jobs.group_offsets("jobs", "g")
+    assert reported.committed > c.offset
+    assert (reported.lag, reported.outstanding, reported.retrying, reported.dead) == (0, 0, 0, 0)
 
 
 async def test_lag_is_0_when_all_is_acked_and_counts_due_rows(world: World, jobs: Any) -> None:
@@ -194,10 +194,10 @@ async def test_ack_reports_unheld_rows_after_acking_the_others(world: World, job
     if b.offset == a.offset:
         (b,) = await rows(jobs, max_messages=1)
     await world.advance(0)
-    with pytest.raises(heapline.DeliveryLost) as told:
+    with pytest.raises(heapline.DeliveryLost) as reported:
         await jobs.group_ack("jobs", "g", "m", {0: [b.offset, 1 << 40]}, session="s-m")
-    assert (told.value.partitions, told.value.offsets) == ([0], [1 << 40])
-    assert (told.value.topic, told.value.group) == ("jobs", "g")
+    assert (reported.value.partitions, reported.value.offsets) == ([0], [1 << 40])
+    assert (reported.value.topic, reported.value.group) == ("jobs", "g")
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
@@ -213,8 +213,8 @@ async def test_nacked_row_is_redelivered_after_backoff_without_blocking_others(w
     await nack(jobs, [a], reason="not now")
     await ack(jobs, [b])
     assert (await fetch(jobs)).batches == []
-    (told,) = await jobs.group_offsets("jobs", "g")
-    assert (told.lag, told.retrying, told.outstanding) == (1, 1, 0)
+    (reported,) = await jobs.group_offsets("jobs", "g")
+    assert (reported.lag, reported.retrying, reported.outstanding) == (1, 1, 0)
     await world.advance(2)
     (again,) = await all_rows(jobs, 1)
     assert (again.offset, again.id, again.payload, again.attempts) == (a.offset, a.id, b"1", 2)
@@ -248,8 +248,8 @@ async def test_row_that_failed_too_often_is_a_dead_letter_of_the_group_alone(wor
     assert (dead.partition, dead.offset, dead.id, dead.attempts, dead.reason) == (0, a.offset, sent.id, 2, "second")
     assert (dead.payload, dead.priority, dead.key, dead.headers) == (b"bad", 4, "k", {"a": "b"})
     assert abs(dead.died_at - world.now()) < timedelta(seconds=5)
-    (told,) = await jobs.group_offsets("jobs", "g")
-    assert (told.lag, told.dead) == (0, 1)
+    (reported,) = await jobs.group_offsets("jobs", "g")
+    assert (reported.lag, reported.dead) == (0, 1)
     assert (await jobs.stats("jobs")).dead == 0, "the topic's own dead letters are separate"
 
 
@@ -288,11 +288,11 @@ async def test_dead_letters_are_deleted_all_or_some(jobs: Any) -> None:
 async def test_reset_to_earliest_and_latest(jobs: Any) -> None:
     await put(jobs, 1, 2)
     await ack(jobs, await all_rows(jobs, 2))
-    (told,) = await jobs.reset_offsets("jobs", "g", to="earliest")
-    assert told.lag == 2
+    (reported,) = await jobs.reset_offsets("jobs", "g", to="earliest")
+    assert reported.lag == 2
     assert payloads(await all_rows(jobs, 2)) == [b"1", b"2"]
-    (told,) = await jobs.reset_offsets("jobs", "g", to="latest")
-    assert told.lag == 0
+    (reported,) = await jobs.reset_offsets("jobs", "g", to="latest")
+    assert reported.lag == 0
     await put(jobs, 3)
     assert payloads(await all_rows(jobs, 1)) == [b"3"]
 
@@ -396,9 +396,9 @@ async def test_new_session_takes_over_a_members_name_and_rows(jobs: Any) -> None
         jobs.group_nack("jobs", "g", "m", offsets(held), session="old"),
         jobs.group_leave("jobs", "g", "m", session="old"),
     ):  # fmt: skip
-        with pytest.raises(heapline.MemberReplaced) as told:
+        with pytest.raises(heapline.MemberReplaced) as reported:
             await call
-    assert (told.value.topic, told.value.group, told.value.member) == ("jobs", "g", "m")
+    assert (reported.value.topic, reported.value.group, reported.value.member) == ("jobs", "g", "m")
     await ack(jobs, found, session="new")
     assert await lag(jobs) == 0
 
@@ -444,9 +444,9 @@ async def test_recreating_a_group_keeps_it_and_rejects_other_settings(jobs: Any)
     await ack(jobs, await all_rows(jobs, 1))
     again = await jobs.create_group("jobs", "g", start="earliest", max_retries=3)
     assert again.lag == 0
-    with pytest.raises(heapline.GroupExists) as told:
+    with pytest.raises(heapline.GroupExists) as reported:
         await jobs.create_group("jobs", "g", max_retries=4)
-    assert (told.value.topic, told.value.group, told.value.differing) == ("jobs", "g", ["max_retries"])
+    assert (reported.value.topic, reported.value.group, reported.value.differing) == ("jobs", "g", ["max_retries"])
 
 
 async def test_observer_shows_its_lag_and_is_moved_by_resets_alone(jobs: Any) -> None:
@@ -522,9 +522,9 @@ async def test_missing_group_or_topic_raises_not_found(jobs: Any) -> None:
         jobs.group_dead_replay("jobs", "g"), jobs.group_dead_delete("jobs", "g"),
         jobs.group_ack("jobs", "g", "m", {0: [1]}, session="s"),
     ):  # fmt: skip
-        with pytest.raises(heapline.GroupNotFound) as told:
+        with pytest.raises(heapline.GroupNotFound) as reported:
             await call
-        assert (told.value.topic, told.value.group) == ("jobs", "g")
+        assert (reported.value.topic, reported.value.group) == ("jobs", "g")
     for call in (jobs.create_group("none", "g"), jobs.list_groups("none"), jobs.get_group("none", "g")):
         with pytest.raises(heapline.TopicNotFound):
             await call

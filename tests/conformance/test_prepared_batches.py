@@ -338,8 +338,8 @@ async def test_log_shows_prepared_committed_and_aborted_batches(jobs: Broker) ->
     await jobs.commit_batch("b", ["1"])
     await jobs.abort_batch("x")
     events = [event async for frame in jobs.read_log("jobs") for event in frame.events]
-    told = [(e.kind, e.offset, e.row_count, e.payloads) for e in events if e.kind.startswith("batch")]
-    assert told == [
+    reported = [(e.kind, e.offset, e.row_count, e.payloads) for e in events if e.kind.startswith("batch")]
+    assert reported == [
         ("batch_prepared", 0, 1, [b"a", b"b"]), ("batch_prepared", 1, 1, [b"c"]), ("batch_prepared", 2, 1, [b"d"]),
         ("batch_committed", 3, 2, None), ("batch_aborted", 5, 1, None),
     ]  # fmt: skip

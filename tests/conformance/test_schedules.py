@@ -230,8 +230,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_bad_schedule_is_refused_with_what_to_do(jobs: Broker) -> None:
-    for fields, told in BAD:
-        with pytest.raises((BadRequest, Unsupported), match=told):
+    for fields, reported in BAD:
+        with pytest.raises((BadRequest, Unsupported), match=reported):
             await jobs.create_schedule("a", topic="jobs", **fields)
     assert await jobs.list_schedules() == []
 

@@ -121,7 +121,7 @@ async def test_stats_count_how_long_enqueues_pops_and_commits_took(jobs: Broker)
     assert grown["enqueue"] >= 1
     assert grown["pop"] == 1
     assert grown["commit"] >= 2
-    assert all(len(told.counts) == len(told.bounds_ms) + 1 for told in after.values())
+    assert all(len(reported.counts) == len(reported.bounds_ms) + 1 for reported in after.values())
 
 
 async def test_stats_have_the_parts_of_the_broker_s_features(jobs: Broker) -> None:

@@ -101,13 +101,13 @@ async def test_outstanding_rows_are_limited_by_credits(jobs: Any) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await anext(aiter(rows))
-        (told,) = await jobs.group_offsets("jobs", "g")
-        assert told.outstanding == 10
+        (reported,) = await jobs.group_offsets("jobs", "g")
+        assert reported.outstanding == 10
         await rows.ack(found[:4])
         more = await take(rows, 4)
         assert [row.payload for row in more] == [b"10", b"11", b"12", b"13"]
-        (told,) = await jobs.group_offsets("jobs", "g")
-        assert told.outstanding <= 10
+        (reported,) = await jobs.group_offsets("jobs", "g")
+        assert reported.outstanding <= 10
 
 
 async def test_backlog_is_delivered_as_rows_are_acked(world: World, topic: MakeTopic) -> None:
@@ -144,27 +144,27 @@ async def test_nacked_row_is_redelivered_with_its_next_attempt(jobs: Any) -> Non
 async def test_subscription_reports_assigned_and_revoked_partitions(world: World, topic: MakeTopic) -> None:
     await topic(partitions=4)
     hl: Any = world.broker
-    told: list[tuple[str, list[int]]] = []
+    reported: list[tuple[str, list[int]]] = []
 
     async def assigned(partitions: list[int]) -> None:
-        told.append(("assigned", sorted(partitions)))
+        reported.append(("assigned", sorted(partitions)))
 
     def revoked(partitions: list[int]) -> None:
-        told.append(("revoked", sorted(partitions)))
+        reported.append(("revoked", sorted(partitions)))
 
     async with hl.subscribe("jobs", group="g", member="a", on_assigned=assigned, on_revoked=revoked) as first:
         reading = asyncio.ensure_future(take(first, 1000))
         await until(lambda: has(first, 4))
-        assert told == [("assigned", [0, 1, 2, 3])]
+        assert reported == [("assigned", [0, 1, 2, 3])]
         async with hl.subscribe("jobs", group="g", member="b") as second:
             other = asyncio.ensure_future(take(second, 1000))
             await until(lambda: has(second, 2))
             await until(lambda: has(first, 2))
             assert sorted(first.partitions + second.partitions) == [0, 1, 2, 3]
-            assert told[1] == ("revoked", sorted(second.partitions))
+            assert reported[1] == ("revoked", sorted(second.partitions))
             other.cancel()
         await until(lambda: has(first, 4))
-        assert told[-1][0] == "assigned"
+        assert reported[-1][0] == "assigned"
         reading.cancel()
 
 

@@ -127,11 +127,11 @@ class Filler:
 
 async def known(hl: EmbeddedBroker, topic: str, ids: Sequence[int]) -> dict[int, Any]:
     """Return what the broker reports for each id, or None for ids that it has forgotten."""
-    told = await asyncio.gather(*(hl.get(topic, id) for id in ids), return_exceptions=True)
-    for answer in told:
+    reported = await asyncio.gather(*(hl.get(topic, id) for id in ids), return_exceptions=True)
+    for answer in reported:
         if isinstance(answer, BaseException) and not isinstance(answer, heapline.MessageNotFound):
             raise answer
-    return {id: None if isinstance(a, BaseException) else a for id, a in zip(ids, told, strict=True)}
+    return {id: None if isinstance(a, BaseException) else a for id, a in zip(ids, reported, strict=True)}
 
 
 async def digest(hl: EmbeddedBroker, topic: str, ids: Sequence[int]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ async def digest(hl: EmbeddedBroker, topic: str, ids: Sequence[int]) -> dict[str
         "stats": {s: getattr(stats, s) for s in ("ready", "delayed", "leased", "dead", "paused")},
         "offsets": [p.offset for p in stats.partitions],
         "ready": [_delivered(m) for m in popped],
-        "others": {str(id): info and _told(info) for id, info in rest.items()},
+        "others": {str(id): info and _shown(info) for id, info in rest.items()},
     }
 
 
@@ -155,7 +155,7 @@ def _delivered(m: heapline.Message) -> list[Any]:
     return [m.id, m.priority, m.attempts, m.key, m.headers, m.partition, enqueued_ms, shown(m.payload)]
 
 
-def _told(info: heapline.MessageInfo) -> dict[str, Any]:
+def _shown(info: heapline.MessageInfo) -> dict[str, Any]:
     facts = {f: getattr(info, f) for f in ("state", "priority", "attempts", "holder", "reason", "key", "headers")}
     for name in ("due_at", "enqueued_at", "expires_at", "deadline", "ended_at"):
         moment = getattr(info, name)

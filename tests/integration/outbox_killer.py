@@ -178,8 +178,8 @@ async def relay_all(engine: Engine, broker: Any) -> int:
                 lanes = connection.execute(select(LANES)).all()
             if len(left) == relay.failed or time.monotonic() > until:
                 return relay.failed
-            told = f"still there at {time.time_ns() // 1_000_000} ms: {left}, lanes {lanes}"
-            print(told, file=sys.stderr, flush=True)
+            reported = f"still there at {time.time_ns() // 1_000_000} ms: {left}, lanes {lanes}"
+            print(reported, file=sys.stderr, flush=True)
             await asyncio.sleep(0.2)
 
 

@@ -185,16 +185,16 @@ async def test_administrator_without_other_rights_grants_admin_and_revokes(rig: 
 )
 async def test_invalid_body_is_refused_and_passwords_are_not_repeated(rig: GuardedRig, path: str, body: bytes) -> None:
     before = users_and_keys(rig)
-    told = await rig.ask("POST", path, content=body)
-    assert (told.status_code, told.json()["error"]) == (400, "BadRequest")
-    assert "swordfish swordfish" not in told.text
+    response = await rig.ask("POST", path, content=body)
+    assert (response.status_code, response.json()["error"]) == (400, "BadRequest")
+    assert "swordfish swordfish" not in response.text
     assert users_and_keys(rig) == before
 
 
 async def test_form_encoded_requests_are_rejected(rig: GuardedRig) -> None:
     headers = {"content-type": "text/plain", "authorization": f"Bearer {rig.admin_key}"}
-    told = await rig.http.post("/v1/keys", content=b'{"name": "k", "scopes": ["*:admin"]}', headers=headers)
-    assert told.status_code == 415
+    response = await rig.http.post("/v1/keys", content=b'{"name": "k", "scopes": ["*:admin"]}', headers=headers)
+    assert response.status_code == 415
 
 
 async def test_argon2_of_a_new_key_does_not_delay_other_calls(rig: GuardedRig, monkeypatch: pytest.MonkeyPatch) -> None:

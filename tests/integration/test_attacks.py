@@ -51,8 +51,8 @@ async def attack(rig: GuardedRig, keys: list[str]) -> list[str]:
         return "let in"
 
     async def http(key: str) -> str:
-        told = await rig.ask("GET", "/v1/heaps", key)
-        return str(told.json()["error"]) if told.status_code in (401, 429) else "let in"
+        response = await rig.ask("GET", "/v1/heaps", key)
+        return str(response.json()["error"]) if response.status_code in (401, 429) else "let in"
 
     return await asyncio.gather(*((grpc if i % 2 else http)(key) for i, key in enumerate(keys)))
 
@@ -87,8 +87,8 @@ async def test_malformed_credential_is_rejected_without_hashing(rig: GuardedRig,
     async with rig.as_(credential) as broker:
         with pytest.raises(Unauthenticated):
             await broker.list_topics()
-    told = await rig.http.get("/v1/heaps", headers={"authorization": credential})
-    assert told.status_code == 401
+    response = await rig.http.get("/v1/heaps", headers={"authorization": credential})
+    assert response.status_code == 401
     assert rig.hasher.verified == []
 
 

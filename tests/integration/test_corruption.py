@@ -220,8 +220,11 @@ def single_records(harm: Harm, found: dict[str, Any], expected: dict[str, Any]) 
     missing = {row[0] for row in expected["ready"]} - delivered
     assert found["ready"] == [row for row in expected["ready"] if row[0] in delivered], harm
     for id in missing:
-        told = found["others"][str(id)]
-        assert (told["state"], told["reason"], told["payload"]) == ("dead", "record corrupt", None), (harm, told)
+        received = found["others"][str(id)]
+        assert (received["state"], received["reason"], received["payload"]) == ("dead", "record corrupt", None), (
+            harm,
+            received,
+        )
     damaged = len(missing)
     for id, before in expected["others"].items():
         now = found["others"][id]

@@ -47,8 +47,8 @@ class Open:
 
     async def end(self) -> None:
         async with asyncio.timeout(10):
-            told = await asyncio.gather(*self.calls, return_exceptions=True)
-        assert [type(t) for t in told] == [Unauthenticated] * len(self.calls)
+            reported = await asyncio.gather(*self.calls, return_exceptions=True)
+        assert [type(t) for t in reported] == [Unauthenticated] * len(self.calls)
 
 
 def _start(work: Awaitable[Any]) -> asyncio.Future[Any]:

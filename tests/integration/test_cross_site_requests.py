@@ -38,10 +38,10 @@ async def test_server_without_credentials_rejects_cross_site_requests(
 ) -> None:
     await unlocked.heap()
     for path in ("/enqueue", "/v1/heaps/jobs:pause"):
-        told = await unlocked.http.post(path, json=[ITEM] if path == "/enqueue" else None, headers=headers)
-        assert (told.status_code, told.json()["error"]) == (401, "Unauthenticated")
-    told = await unlocked.http.get("/dequeue", params={"namespace": "default", "topic": "jobs"}, headers=headers)
-    assert told.status_code == 401
+        response = await unlocked.http.post(path, json=[ITEM] if path == "/enqueue" else None, headers=headers)
+        assert (response.status_code, response.json()["error"]) == (401, "Unauthenticated")
+    response = await unlocked.http.get("/dequeue", params={"namespace": "default", "topic": "jobs"}, headers=headers)
+    assert response.status_code == 401
     assert (await unlocked.behind.stats("jobs")).ready == 0
     assert not (await unlocked.behind.stats("jobs")).paused
 

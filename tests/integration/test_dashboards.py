@@ -62,10 +62,10 @@ async def test_server_exposes_every_metric_of_dashboard_and_alerts(
         rig.server.metrics.watch(
             "fsync_latency_ms", rig.behind.topics.runner("jobs").counters.commit.tally
         )  # a fake disk
-        told = {sample.name for sample in samples((await scrape(rig)).text)}
+        reported = {sample.name for sample in samples((await scrape(rig)).text)}
     wanted = asked_for()
     assert len(wanted) > 35
-    assert wanted - told == set()
+    assert wanted - reported == set()
 
 
 def test_dashboard_can_be_imported_by_grafana() -> None:

@@ -159,9 +159,9 @@ def test_fixture_has_every_kind_of_event_and_is_small(version: str, expected: di
     if version == VERSIONS[-1]:
         assert kinds == set(KIND_NAMES.values())
     states = {
-        (told or {}).get("state")
+        (reported or {}).get("state")
         for topic in expected["topics"].values()
-        for told in topic["digest"]["others"].values()
+        for reported in topic["digest"]["others"].values()
     }
     assert {"delayed", "leased", "dead", "acked", "cancelled", "expired", "purged", "deleted"} <= states
     assert any(topic["digest"]["ready"] for topic in expected["topics"].values())

@@ -122,9 +122,9 @@ async def test_deleting_over_http_needs_force_and_a_token(tmp_path: Path) -> Non
         assert (made.status_code, made.json()["config"]["max_retries"]) == (201, 1)
         path = "/v1/heaps/jobs:groups/g"
         assert (await rig.http.delete(path)).status_code == 400
-        told = await rig.http.delete(path, params={"force": "true"})
-        assert told.status_code == 428
-        token = told.json()["facts"]["token"]
+        response = await rig.http.delete(path, params={"force": "true"})
+        assert response.status_code == 428
+        token = response.json()["facts"]["token"]
         assert (await rig.http.get(path)).status_code == 200
         done = await rig.http.delete(path, params={"force": "true"}, headers={"x-confirmation": token})
         assert done.status_code == 200
@@ -162,8 +162,8 @@ async def test_http_returns_rows_as_json(tmp_path: Path) -> None:
         await rig.heap()
         await rig.post("enqueue", {"topic": "jobs", "payload_json": {"order": 7}, "priority": 3, "key": "k"})
         member = {"member": "m", "session": "s"}
-        told = await rig.post("heaps/jobs:groups/g:fetch", {**member, "wait": 5, "payload_as": "json"})
-        (row,) = told.json()["rows"]
+        response = await rig.post("heaps/jobs:groups/g:fetch", {**member, "wait": 5, "payload_as": "json"})
+        (row,) = response.json()["rows"]
         assert (row["payload_json"], row["partition"], row["attempts"], row["priority"], row["key"]) == (
             {"order": 7}, 0, 1, 3, "k",
         )  # fmt: skip
@@ -171,8 +171,8 @@ async def test_http_returns_rows_as_json(tmp_path: Path) -> None:
         assert (await rig.post("heaps/jobs:groups/g:ack", {**member, "rows": rows})).json() == {"lost": {}}
         lost = await rig.post("heaps/jobs:groups/g:ack", {**member, "rows": {"0": [1 << 40]}})
         assert (lost.status_code, lost.json()["error"]) == (409, "DeliveryLost")
-        told = await rig.post("heaps/jobs:groups/g:ack", {**member, "rows": {"0": [1 << 40]}, "tell_lost": True})
-        assert told.json() == {"lost": {"0": [1 << 40]}}
+        response = await rig.post("heaps/jobs:groups/g:ack", {**member, "rows": {"0": [1 << 40]}, "tell_lost": True})
+        assert response.json() == {"lost": {"0": [1 << 40]}}
         (offset,) = (await rig.get("heaps/jobs:groups/g/offsets")).json()["offsets"]
         assert (offset["lag"], offset["member"]) == (0, "m")
         assert (await rig.post("heaps/jobs:groups/g:reset", {"to": "earliest"})).json()["offsets"][0]["lag"] == 1
@@ -201,8 +201,8 @@ async def test_acks_nacks_and_leaving_on_the_stream_itself(tmp_path: Path) -> No
         while len(settled) < 2:
             settled |= {s.number: s for s in (await anext(stream)).settled}
         assert unpack_offsets([ROWS.unpack(share) for share in settled[1].lost]) == {0: [1 << 40]}
-        (told,) = await rig.behind.group_offsets("jobs", "g")
-        assert (told.lag, told.outstanding, told.retrying) == (2, 1, 1)
+        (response,) = await rig.behind.group_offsets("jobs", "g")
+        assert (response.lag, response.outstanding, response.retrying) == (2, 1, 1)
         requests.say(pb.SubscribeRequest(leave=True))
         assert [answer async for answer in stream] == []
         info = await rig.behind.get_group("jobs", "g")
@@ -276,8 +276,8 @@ async def test_ack_with_a_lost_response_is_resent_without_an_error(tmp_path: Pat
                     assert await lag(rig.behind) == 0
                     await rig.behind.reset_offsets("jobs", "g", to="earliest")
                     fetched = await hl.group_fetch("jobs", "g", "m", session="s", wait=5)
-            (told,) = await rig.behind.group_offsets("jobs", "g")
-            assert told.retrying == 3
+            (response,) = await rig.behind.group_offsets("jobs", "g")
+            assert response.retrying == 3
 
 
 async def test_member_with_an_open_stream_stays_without_acks(tmp_path: Path) -> None:
@@ -316,13 +316,13 @@ async def test_member_that_does_not_read_holds_little_and_slows_only_itself(tmp_
                     await batch.ack()
                     if count == 1000:
                         break
-            (told,) = await rig.behind.group_offsets("jobs", "g")
-            assert told.outstanding * 60_000 < 16 << 20, "a few batches, not the 60 MB that its credits allow"
+            (response,) = await rig.behind.group_offsets("jobs", "g")
+            assert response.outstanding * 60_000 < 16 << 20, "a few batches, not the 60 MB that its credits allow"
             proxy.flow()
 
             async def all_out() -> bool:
-                (told,) = await rig.behind.group_offsets("jobs", "g")
-                return told.outstanding == 1000
+                (response,) = await rig.behind.group_offsets("jobs", "g")
+                return response.outstanding == 1000
 
             await until(all_out)
             reading.cancel()

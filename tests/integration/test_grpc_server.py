@@ -81,7 +81,7 @@ async def test_garbage_on_either_port_changes_nothing(rig: Rig) -> None:
 @pytest.mark.parametrize("method", [m for m in METHODS.values() if not m.streams_in], ids=lambda m: m.name)
 async def test_malformed_request_is_rejected_without_internals(rig: Rig, method: Any) -> None:
     chance = random.Random(method.name)
-    told: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
     async with grpc.aio.insecure_channel(rig.grpc_target) as channel:
         call = channel.unary_stream(method.path) if method.streams_out else channel.unary_unary(method.path)
         for size in (1, 7, 40, 300):
@@ -89,9 +89,9 @@ async def test_malformed_request_is_rejected_without_internals(rig: Rig, method:
                 answer = call(b"\xff" + chance.randbytes(size - 1))
                 await (answer.read() if method.streams_out else answer)
             except grpc.aio.AioRpcError as error:
-                told.append((error.code().name, f"{error.details()} {error.trailing_metadata()}"))
-    assert [code for code, _ in told] == ["INVALID_ARGUMENT"] * 4
-    assert not [text for _, text in told if ".py" in text or "Wire format" in text]
+                reported.append((error.code().name, f"{error.details()} {error.trailing_metadata()}"))
+    assert [code for code, _ in reported] == ["INVALID_ARGUMENT"] * 4
+    assert not [text for _, text in reported if ".py" in text or "Wire format" in text]
     assert (await rig.broker.stats("jobs")).ready == 0
 
 
@@ -263,8 +263,8 @@ async def test_health_and_reflection_answer(rig: Rig) -> None:
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         asked = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)]
-        async for told in stub.ServerReflectionInfo(iter(asked)):
-            assert b"LeasedMessages" in told.file_descriptor_response.file_descriptor_proto[0]
+        async for reported in stub.ServerReflectionInfo(iter(asked)):
+            assert b"LeasedMessages" in reported.file_descriptor_response.file_descriptor_proto[0]
 
 
 async def test_client_generated_as_the_docs_say_works_beside_the_package(

@@ -187,8 +187,8 @@ async def test_login_returns_a_token_and_the_same_answer_to_all_failures(tmp_pat
     guard.users.add("bob@example.org", Secret(PASSWORD), ["*:produce,consume,admin"])
     guard.users.change("bob@example.org", disabled=True)
     async with HttpRig(tmp_path, guard) as rig:
-        told = await rig.post("auth/login", {"email": "ann@example.org", "password": PASSWORD})
-        rig.http.headers["authorization"] = f"Bearer {told.json()['token']}"
+        response = await rig.post("auth/login", {"email": "ann@example.org", "password": PASSWORD})
+        rig.http.headers["authorization"] = f"Bearer {response.json()['token']}"
         await rig.heap()
         failures = {
             (await rig.post("auth/login", {"email": email, "password": password})).text

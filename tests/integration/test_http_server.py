@@ -149,8 +149,8 @@ async def test_lost_leases_are_returned_as_digit_strings(rig: HttpRig) -> None:
     refused = await rig.post("nack", {"topic": "jobs", **lease})
     assert (refused.status_code, refused.json()["error"]) == (409, "LeaseLost")
     assert refused.json()["facts"]["lost"] == [message["id"]]
-    told = await rig.post("nack", {"topic": "jobs", "leases": [lease], "tell_lost": True})
-    assert told.json() == {"lost": [message["id"]]}
+    reported = await rig.post("nack", {"topic": "jobs", "leases": [lease], "tell_lost": True})
+    assert reported.json() == {"lost": [message["id"]]}
 
 
 async def test_log_is_returned_as_lines_of_json(rig: HttpRig) -> None:

@@ -68,9 +68,9 @@ async def test_calls_in_progress_of_a_key_are_counted_on_all_interfaces(tmp_path
             await until(all_wait)
             with pytest.raises(ResourceExhausted, match="calls in flight"):
                 await broker.enqueue("jobs", b"x")
-            told = await rig.ask("GET", "/v1/heaps", key)
-            assert (told.status_code, told.json()["error"]) == (429, "ResourceExhausted")
-            assert told.headers["retry-after"]
+            response = await rig.ask("GET", "/v1/heaps", key)
+            assert (response.status_code, response.json()["error"]) == (429, "ResourceExhausted")
+            assert response.headers["retry-after"]
             assert (await rig.ask("GET", "/v1/heaps")).status_code == 200  # the others continue
             assert (await rig.behind.stats("jobs")).ready == 0
             waiting[0].cancel()
@@ -130,10 +130,10 @@ async def test_concurrent_waiting_pops_do_not_exceed_the_limit_together(tmp_path
 
         await until(all_wait)
         await rig.behind.enqueue_batch("jobs", [Outgoing(b"x")] * 16)
-        told = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 20)
-        got = [len(t) for t in told if isinstance(t, list)]
+        response = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 20)
+        got = [len(t) for t in response if isinstance(t, list)]
         assert sum(got) == 5
-        assert all(isinstance(t, list | ResourceExhausted) for t in told)
+        assert all(isinstance(t, list | ResourceExhausted) for t in response)
 
         async def settled() -> bool:
             return await rig.leased() == sum(got)
@@ -187,8 +187,8 @@ async def test_payload_over_the_limit_ends_an_enqueue_stream(tmp_path: Path) -> 
 async def test_mqueue_s_api_keeps_the_same_limits(tmp_path: Path) -> None:
     async with GuardedRig(tmp_path, payload_bytes_max=100, leases_per_consumer=2) as rig:
         item = {"namespace": "default", "topic": "jobs", "priority": 1}
-        told = await rig.ask("POST", "/enqueue", json=[item | {"payload": base64.b64encode(LARGE).decode()}])
-        assert told.status_code == 413
+        response = await rig.ask("POST", "/enqueue", json=[item | {"payload": base64.b64encode(LARGE).decode()}])
+        assert response.status_code == 413
         assert (await rig.behind.stats("jobs")).ready == 0
         some = await rig.ask("POST", "/enqueue", json=[item | {"payload": base64.b64encode(SMALL).decode()}] * 5)
         assert some.status_code == 200

@@ -68,10 +68,10 @@ async def test_failure_is_logged_with_the_callers_correlation_id(
         assert dict(await done.trailing_metadata())["x-correlation-id"] == "order-77"
         assert "bug" not in (await done.details())
         async with httpx.AsyncClient() as client:
-            told = await client.get(
+            reported = await client.get(
                 f"http://127.0.0.1:{rig.server.http_port}/v1/heaps", headers={"x-correlation-id": "order-78"}
             )
-        assert (told.status_code, told.headers["x-correlation-id"]) == (500, "order-78")
+        assert (reported.status_code, reported.headers["x-correlation-id"]) == (500, "order-78")
     failures = [line for line in lines(written.getvalue()) if line["level"] == "error"]
     assert [line["correlation_id"] for line in failures] == ["order-77", "order-78"]
     assert [line["event"] for line in failures] == ["call failed", "request failed"]
@@ -109,10 +109,10 @@ async def test_background_log_lines_carry_no_correlation_id(
         monkeypatch.setattr(rig.behind, "do", create)
         await call(rig, "MakeHeap", pb.MakeHeapRequest(topic="jobs"), ("x-correlation-id", "maker"))
         contexts[0].run(server.warning, "of a task that the call abandoned")
-    told = {line["event"]: line.get("correlation_id") for line in lines(written.getvalue())}
-    assert told["of the call itself"] == "maker"
-    assert told["of the engine meanwhile"] is None
-    assert told["of a task that the call abandoned"] is None
+    reported = {line["event"]: line.get("correlation_id") for line in lines(written.getvalue())}
+    assert reported["of the call itself"] == "maker"
+    assert reported["of the engine meanwhile"] is None
+    assert reported["of a task that the call abandoned"] is None
 
 
 def test_lines_of_other_libraries_are_json_too_and_cannot_forge_lines(written: io.StringIO) -> None:
@@ -140,8 +140,8 @@ async def test_server_output_contains_no_payload_or_secret(tmp_path: Path) -> No
         out, _ = await server.process.communicate()
         err = server.logged()
     assert server.process.returncode == 0
-    told = lines(err.decode())
-    assert [line["event"] for line in told if line["logger"] == "heapline.server"][-2:] == ["stopping", "stopped"]
+    reported = lines(err.decode())
+    assert [line["event"] for line in reported if line["logger"] == "heapline.server"][-2:] == ["stopping", "stopped"]
     audits = b"".join(path.read_bytes() for path in data.glob("audit*"))
     everything = out + err + audits
     forbidden = [PAYLOAD, HEADER.encode(), WRONG_KEY.encode(), b"sentinelkey", admin_key.encode()]

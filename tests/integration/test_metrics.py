@@ -37,9 +37,9 @@ def samples(text: str) -> Iterator[Sample]:
 
 async def read(rig: Rig) -> dict[tuple[str, ...], float]:
     """Return values by name and by the values of the labels in the order of their names."""
-    told = await scrape(rig)
-    assert told.status_code == 200
-    return {(s.name, *(v for _, v in sorted(s.labels.items()))): s.value for s in samples(told.text)}
+    response = await scrape(rig)
+    assert response.status_code == 200
+    return {(s.name, *(v for _, v in sorted(s.labels.items()))): s.value for s in samples(response.text)}
 
 
 async def go_through_a_life(rig: Rig) -> None:
@@ -63,10 +63,10 @@ async def go_through_a_life(rig: Rig) -> None:
 async def test_every_metric_of_the_specification_is_exposed_under_its_exact_name(tmp_path: Path) -> None:
     async with Rig(tmp_path) as rig:
         await go_through_a_life(rig)
-        told = await scrape(rig)
-    assert told.headers["content-type"].startswith("text/plain; version=0.0.4")
+        response = await scrape(rig)
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     found: dict[str, set[str]] = {}
-    for sample in samples(told.text):
+    for sample in samples(response.text):
         name = sample.name.removesuffix("_bucket")
         found.setdefault(name, set()).update(set(sample.labels) - {"le"})
     for name, labels in SPECIFIED.items():
@@ -84,11 +84,11 @@ async def test_exactly_the_families_of_the_table_are_exposed_with_their_labels(t
         requests = Requests(pop_start(credits=1))
         stream = rig.wire.calls.stream("PopStream", requests)
         await anext(stream)
-        told = await scrape(rig)
+        response = await scrape(rig)
         requests.end()
         await stream.aclose()  # type: ignore[attr-defined]
     found: dict[str, set[frozenset[str]]] = {}
-    for sample in samples(told.text):
+    for sample in samples(response.text):
         name = sample.name
         for end in ("_bucket", "_count", "_sum"):
             name = name.removesuffix(end)
@@ -200,9 +200,9 @@ async def test_metrics_need_a_key_for_all_topics_unless_they_are_public(
 ) -> None:
     guard = Keys(**{"Bearer one": "jobs:consume", "Bearer all": "*:consume"})
     async with Rig(tmp_path, guard, metrics_public=public) as rig:
-        told = await scrape(rig, key)
-    assert told.status_code == status
-    assert ("build_info" in told.text) == (status == 200)
+        response = await scrape(rig, key)
+    assert response.status_code == status
+    assert ("build_info" in response.text) == (status == 200)
 
 
 @pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 200), ("0.0.0.0", 401)])
@@ -220,10 +220,10 @@ async def test_schedule_metrics_count_fired_missed_and_late_firings(tmp_path: Pa
         await rig.behind.fire_schedules()
         rig.clock.advance(600)
         await rig.behind.fire_schedules()
-        told = await read(rig)
-    assert told["schedules",] == 2
-    assert told["schedule_fired_total",] == 4
-    assert told["schedule_missed_total",] == 2
-    assert told["schedules_failing",] == told["schedule_failures_total",] == 0
-    assert told["schedule_delay_ms_count",] == 4
-    assert not [labels for labels in told if "schedules" in labels[1:]], "their journal is not a user's topic"
+        response = await read(rig)
+    assert response["schedules",] == 2
+    assert response["schedule_fired_total",] == 4
+    assert response["schedule_missed_total",] == 2
+    assert response["schedules_failing",] == response["schedule_failures_total",] == 0
+    assert response["schedule_delay_ms_count",] == 4
+    assert not [labels for labels in response if "schedules" in labels[1:]], "their journal is not a user's topic"

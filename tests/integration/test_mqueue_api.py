@@ -184,9 +184,9 @@ async def test_invalid_request_gets_400_and_changes_nothing(tmp_path: Path) -> N
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
             answer = await rig.http.post(f"/{call}", content=content, headers=bob.headers)
             assert answer.status_code == 400, (call, body, answer.text)
-            told = answer.json()
-            assert set(told) == {"error", "facts", "text"}
-            assert told["error"] in ("BadRequest", "BadName"), told
+            reported = answer.json()
+            assert set(reported) == {"error", "facts", "text"}
+            assert reported["error"] in ("BadRequest", "BadName"), reported
         for params in ({"topic": TOPIC}, {"namespace": NAMESPACE}, {"namespace": "..", "topic": "x"}):
             answer = await rig.http.get("/dequeue", params=params, headers=bob.headers)
             assert answer.status_code == 400, answer.text
@@ -430,11 +430,11 @@ async def test_concurrent_workers_get_each_message_once(tmp_path: Path) -> None:
 
 async def test_openapi_describes_all_four_calls(tmp_path: Path) -> None:
     async with MQueueRig(tmp_path) as rig:
-        told = (await rig.http.get("/openapi.json")).json()
-        assert {"/enqueue", "/dequeue", "/ack", "/nack"} <= set(told["paths"])
-        body = told["paths"]["/enqueue"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        reported = (await rig.http.get("/openapi.json")).json()
+        assert {"/enqueue", "/dequeue", "/ack", "/nack"} <= set(reported["paths"])
+        body = reported["paths"]["/enqueue"]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert set(body["items"]["required"]) == {"namespace", "topic", "payload"}
-        assert "$defs" not in json.dumps(told)
+        assert "$defs" not in json.dumps(reported)
 
 
 @pytest.mark.parametrize("path", ["/enqueue", "/ack", "/nack"])

@@ -23,8 +23,8 @@ def act(client: Client, call: str, id: Any, **more: Any) -> Any:
 
 async def refused(answer: httpx.Response, id: int) -> None:
     assert answer.status_code == 409, answer.text
-    told = answer.json()
-    assert (told["error"], told["facts"]) == ("LeaseLost", {"lost": [id], "topic": WHERE})
+    reported = answer.json()
+    assert (reported["error"], reported["facts"]) == ("LeaseLost", {"lost": [id], "topic": WHERE})
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -13,9 +13,9 @@ from tests.integration.mqueue_rig import ALICE, BOB, WHERE, MQueueRig, item
 def limited(answer: httpx.Response, seconds: int) -> None:
     assert answer.status_code == 429, answer.text
     assert answer.headers["retry-after"] == str(seconds)
-    told = answer.json()
-    assert told["error"] == "RateLimited"
-    assert told["facts"]["retry_after"] == seconds
+    reported = answer.json()
+    assert reported["error"] == "RateLimited"
+    assert reported["facts"]["retry_after"] == seconds
 
 
 async def test_rate_limited_namespace_gets_retry_after_and_others_are_served(tmp_path: Path) -> None:

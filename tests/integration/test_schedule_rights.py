@@ -117,7 +117,7 @@ async def test_schedule_pages_hide_schedules_of_other_callers(rig: GuardedRig) -
     while query is not None:
         answer = await rig.ask("GET", "/v1/schedules", key, params=query)
         texts.append(answer.text)
-        found += [told["name"] for told in answer.json()["items"]]
+        found += [reported["name"] for reported in answer.json()["items"]]
         cursor = answer.json().get("cursor")
         query = None if cursor is None else {"limit": 1, "cursor": cursor}
     assert found == ["b/mine", "d/mine"]

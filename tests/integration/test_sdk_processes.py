@@ -143,8 +143,8 @@ async def forked(server: Process, connect: str, once: str, *arguments: str) -> l
     run = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, *arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
     )
-    told, _ = await asyncio.wait_for(run.communicate(), 60)
-    return told.decode().splitlines()
+    received, _ = await asyncio.wait_for(run.communicate(), 60)
+    return received.decode().splitlines()
 
 
 FORKED_OFTEN = """
@@ -165,8 +165,8 @@ async def test_children_of_a_busy_client_work(server: Process) -> None:
         sys.executable, "-c", FORKED_OFTEN.format(target=server.target), stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": str(Path(heapline.__file__).parents[1])},
     )  # fmt: skip
-    told, _ = await asyncio.wait_for(run.communicate(), 60)
-    assert told.decode().splitlines()[-1] == "well"
+    received, _ = await asyncio.wait_for(run.communicate(), 60)
+    assert received.decode().splitlines()[-1] == "well"
 
 
 WAYS = [("connect", "asyncio.run(use())"), ("connect_sync", 'hl.enqueue("jobs", b"x").id')]
@@ -210,8 +210,8 @@ async def test_forked_children_do_not_crash_if_they_do_not_use_the_client(server
         sys.executable, "-c", CHILDREN.format(target=server.target), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(Path(heapline.__file__).parents[1])},
     )  # fmt: skip
-    told, _ = await asyncio.wait_for(run.communicate(), 120)
-    assert told.decode().strip() == str([0] * 20)
+    received, _ = await asyncio.wait_for(run.communicate(), 120)
+    assert received.decode().strip() == str([0] * 20)
     assert run.returncode == 0
 
 
@@ -253,8 +253,8 @@ async def pooled(server: Process, *arguments: str) -> list[str]:
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(Path(heapline.__file__).parents[1])},
     )  # fmt: skip
-    told, _ = await asyncio.wait_for(run.communicate(), 120)
-    return told.decode().splitlines()
+    received, _ = await asyncio.wait_for(run.communicate(), 120)
+    return received.decode().splitlines()
 
 
 @pytest.mark.parametrize("used", [(), ("used",)])

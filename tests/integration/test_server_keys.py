@@ -44,8 +44,8 @@ async def test_first_start_creates_an_admin_key(tmp_path: Path) -> None:
         async with RawGrpc(server.grpc_target, credential=admin_key) as admin:
             await admin.create_topic("orders", segment_bytes=1 << 20)
             await admin.create_topic("secrets", segment_bytes=1 << 20)
-            told = await asyncio.to_thread(keys, data, "create", "--name", "worker", "--scope", "orders:produce")
-            worker_key = next(word for word in told.split() if word.startswith("hl_"))
+            reported = await asyncio.to_thread(keys, data, "create", "--name", "worker", "--scope", "orders:produce")
+            worker_key = next(word for word in reported.split() if word.startswith("hl_"))
             async with RawGrpc(server.grpc_target, credential=f"Bearer {worker_key}") as worker:
                 await worker.enqueue("orders", b"x")
                 with pytest.raises(PermissionDenied):
@@ -97,8 +97,8 @@ async def test_over_tls_the_command_line_ends_an_open_stream_and_a_waiting_pop(t
     await asyncio.to_thread(heapline, "certs", "dev", str(certs))
     files = ("--tls-certificate", str(certs / "server.crt"), "--tls-key", str(certs / "server.key"))
     async with Process(data, *files, "--tls-client-ca", str(certs / "ca.crt")) as server:
-        told = await asyncio.to_thread(keys, data, "create", "--name", "worker", "--scope", "jobs:consume")
-        worker_key = next(word for word in told.split() if word.startswith("hl_"))
+        reported = await asyncio.to_thread(keys, data, "create", "--name", "worker", "--scope", "jobs:consume")
+        worker_key = next(word for word in reported.split() if word.startswith("hl_"))
         tls = ClientTls(ca=certs / "ca.crt", certificate=certs / "client.crt", key=certs / "client.key")
         target = f"heapline+tls://{server.grpc_target}"
         async with (

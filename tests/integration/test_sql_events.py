@@ -98,8 +98,8 @@ async def test_enqueues_by_log_and_batch_and_ends_of_leases_are_recorded(tmp_pat
         new = {id: (e, n) for f in frames for e in f.events for n, id in enumerate(e.columns["id"].tolist())}
         assert {new[id][0].kind for id in buffered} == {"enqueued"}
         event, n = new[buffered[1]]
-        told = [event.columns[name][n] for name in ("priority", "max_retries", "payload_len")]
-        assert told == [7, 3, 5]
+        reported = [event.columns[name][n] for name in ("priority", "max_retries", "payload_len")]
+        assert reported == [7, 3, 5]
         assert event.columns["due"][n] > event.columns["at"][n] == event.columns["enqueued_at"][n]
         assert event.columns["expires"][n] == event.columns["due"][n] + DAY * 1000
         event, _ = new[prepared.id]
@@ -202,7 +202,7 @@ async def test_two_nodes_that_number_while_writers_commit_lose_and_repeat_nothin
         assert {tuple(each) for each in order.values()} == {("enqueued", "leased", "acked")}
 
 
-async def test_old_events_are_truncated_and_readers_are_told_where_the_log_starts() -> None:
+async def test_old_events_are_truncated_and_readers_learn_where_the_log_starts() -> None:
     async with node() as hl:
         topic = fresh_topic()
         id = (await hl.create_topic(topic, retention=DAY)).incarnation

@@ -72,8 +72,8 @@ async def test_state_requires_the_consume_right_and_a_valid_request(tmp_path: Pa
             return list(calls[name].stream(lambda: log.PinState(topic)))
 
         def records(positions: bytes, incarnation: int | None = None) -> Any:
-            told = at.incarnation if incarnation is None else incarnation
-            return calls["reader"].do(log.ReadRecords("jobs", told, memoryview(positions)))
+            reported = at.incarnation if incarnation is None else incarnation
+            return calls["reader"].do(log.ReadRecords("jobs", reported, memoryview(positions)))
 
         (at,) = await asyncio.to_thread(pin, "reader")
         assert (at.count, at.rows) == (0, b"")
@@ -81,12 +81,12 @@ async def test_state_requires_the_consume_right_and_a_valid_request(tmp_path: Pa
             await asyncio.to_thread(pin, "writer")
         with pytest.raises(TopicNotFound):
             await asyncio.to_thread(pin, "admin", "nothing")
-        for positions, told in (
+        for positions, reported in (
             (b"123", "8 bytes for each record"),
             (pack([-1]), "negative"),
             (pack(range(20_000)), "fewer"),
         ):
-            with pytest.raises(BadRequest, match=told):
+            with pytest.raises(BadRequest, match=reported):
                 await asyncio.to_thread(records, positions)
         with pytest.raises(BadRequest, match="created again"):
             await asyncio.to_thread(records, pack([1]), 99)

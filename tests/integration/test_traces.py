@@ -172,9 +172,9 @@ async def test_spans_contain_no_payload_and_only_known_attributes(tmp_path: Path
             await rig.wire.enqueue("nowhere", SENTINEL.encode())
         [message] = await rig.wire.pop("jobs")
         await message.ack()
-    told = "".join(span.to_json() for span in spans.get_finished_spans())
-    assert "engine Pop" in told
-    assert SENTINEL not in told
+    response = "".join(span.to_json() for span in spans.get_finished_spans())
+    assert "engine Pop" in response
+    assert SENTINEL not in response
     attributes = {name for span in spans.get_finished_spans() for name in span.attributes or {}}
     assert attributes <= {
         "topic", "partition", "message_id", "messages", "lost", "producer_id", "code", "correlation_id",
@@ -203,11 +203,11 @@ async def test_stream_deliveries_are_children_of_the_opening_span(tmp_path: Path
 
 async def test_http_call_with_a_traceparent_joins_that_trace(tmp_path: Path, spans: InMemorySpanExporter) -> None:
     async with TracedRig(tmp_path) as rig, httpx.AsyncClient() as client:
-        told = await client.get(
+        response = await client.get(
             f"http://127.0.0.1:{rig.server.http_port}/v1/heaps",
             headers={"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"},
         )
-        assert told.status_code == 200
+        assert response.status_code == 200
         [server] = [s for s in spans.get_finished_spans() if s.name == "server ListHeaps"]
         assert f"{_trace(server):032x}" == "ab" * 16
 

@@ -264,8 +264,8 @@ async def test_longest_password_still_logs_in(rig: GuardedRig) -> None:
     await rig.token()
     for password, status in ((PASSWORD, 200), ("\N{GRINNING FACE}" * 1024, 401)):
         body = json.dumps({"email": EMAIL, "password": password})  # escaped: twelve bytes per character
-        told = await rig.http.post("/v1/auth/login", content=body, headers={"content-type": "application/json"})
-        assert told.status_code == status
+        response = await rig.http.post("/v1/auth/login", content=body, headers={"content-type": "application/json"})
+        assert response.status_code == status
 
 
 @pytest.mark.parametrize("second", ["transfer-encoding: chunked", "content-length: 6"])

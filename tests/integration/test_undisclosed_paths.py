@@ -24,7 +24,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[GuardedRig]:
         yield rig
 
 
-async def told_over_grpc(rig: GuardedRig, name: str, request: Any) -> tuple[str, str]:
+async def error_over_grpc(rig: GuardedRig, name: str, request: Any) -> tuple[str, str]:
     """Return the code, and every byte that a client receives."""
     method = METHODS[name]
     async with grpc.aio.insecure_channel(rig.grpc_target) as channel:
@@ -51,7 +51,7 @@ async def test_error_for_a_corrupt_journal_hides_its_path(rig: GuardedRig) -> No
         file.seek(0)
         file.write(b"\xff" * 64)
     await Rig.start(rig)
-    code, text = await told_over_grpc(rig, "Stats", pb.StatsRequest(topic="jobs"))
+    code, text = await error_over_grpc(rig, "Stats", pb.StatsRequest(topic="jobs"))
     assert code == "DATA_LOSS"
     assert "default/jobs" in text  # the error names the topic
     refuse_paths(rig, text)
@@ -60,12 +60,12 @@ async def test_error_for_a_corrupt_journal_hides_its_path(rig: GuardedRig) -> No
 async def test_error_for_corrupt_keys_hides_their_path(rig: GuardedRig) -> None:
     (rig.directory / "auth.json").write_bytes(b"{}")
     rig.auth_clock.advance(2)
-    code, text = await told_over_grpc(rig, "ListHeaps", pb.ListHeapsRequest())
+    code, text = await error_over_grpc(rig, "ListHeaps", pb.ListHeapsRequest())
     assert code == "DATA_LOSS"
     refuse_paths(rig, text)
-    told = await rig.ask("GET", "/v1/heaps")
-    assert told.status_code == 500
-    refuse_paths(rig, told.text)
+    response = await rig.ask("GET", "/v1/heaps")
+    assert response.status_code == 500
+    refuse_paths(rig, response.text)
 
 
 async def test_error_for_a_failing_disk_hides_its_path(rig: GuardedRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ async def test_error_for_a_failing_disk_hides_its_path(rig: GuardedRig, monkeypa
         raise TopicReloading("jobs", str(error))
 
     monkeypatch.setattr(rig.behind, "do", fail)
-    code, text = await told_over_grpc(rig, "Stats", pb.StatsRequest(topic="jobs"))
+    code, text = await error_over_grpc(rig, "Stats", pb.StatsRequest(topic="jobs"))
     assert code == "UNAVAILABLE"
     assert "Input/output error" in text
     refuse_paths(rig, text)

@@ -64,8 +64,8 @@ def test_wheel_contains_only_the_package_its_marker_and_its_license(wheel: Path)
     tops = {name.partition("/")[0].partition("-")[0] for name in names}
     assert tops == {"heapline", "heapline_pytest.py", "pyspark_heapline"}
     assert [name for name in names if name.endswith(".pyc")] == []
-    [told] = [name for name in names if name.endswith("entry_points.txt")]
-    assert b"[pytest11]\nheapline_pytest = heapline_pytest" in zipfile.ZipFile(wheel).read(told)
+    [reported] = [name for name in names if name.endswith("entry_points.txt")]
+    assert b"[pytest11]\nheapline_pytest = heapline_pytest" in zipfile.ZipFile(wheel).read(reported)
 
 
 def test_example_configs_of_assign_are_in_the_wheel(wheel: Path) -> None:

@@ -100,13 +100,13 @@ class Worker:
         return [int(pid) for pid in re.findall(r"at once, process (\d+)", self.said)]
 
 
-async def until(holds: Callable[[], Any], told: Callable[[], str] = str, seconds: float = 60) -> None:
+async def until(holds: Callable[[], Any], reported: Callable[[], str] = str, seconds: float = 60) -> None:
     try:
         async with asyncio.timeout(seconds):
             while not holds():  # noqa: ASYNC110 - other processes send no event
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise AssertionError(f"it did not happen; the worker's output:\n{told()}") from None
+        raise AssertionError(f"it did not happen; the worker's output:\n{reported()}") from None
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ def prepared_complaints(history: History, seen: Mapping[str, Evidence]) -> Itera
     visible = {(topic, name) for topic, evidence in seen.items() for name in _visible(evidence)}
     for batch, calls in batches.items():
         story = _Story(history, seen, batch, calls)
-        if story.is_told:
+        if story.is_reported:
             yield from story.complaints(visible)
 
 
@@ -46,7 +46,7 @@ class _Story:
         self._all = set().union(*self._parts.values())
 
     @property
-    def is_told(self) -> bool:
+    def is_reported(self) -> bool:
         """Whether everything about it can be seen."""
         topics = {topic for topic, _ in self._all}
         return topics <= self._history.drained and not topics & self._history.damaged
@@ -93,4 +93,4 @@ class _Story:
             if set(call.args["parts"]) != set(answered[0].args["parts"]):
                 yield f"{self.batch} was committed by call {answered[0].number} and otherwise by call {call.number}"
             elif call.result != len(self._wanted(call)):
-                yield f"call {call.number} committed {len(self._wanted(call))} messages and was told {call.result}"
+                yield f"call {call.number} committed {len(self._wanted(call))} messages and was reported {call.result}"

@@ -53,7 +53,7 @@ class Batcher(Producer):
         outgoing = {name: [m.outgoing(self.is_fair(name)) for m in messages] for name, messages in shares.items()}
         patience = rng.uniform(0, 0.01) if rng.random() < 0.03 else None
         await self.call(
-            "prepare_batch", topic, self.node.hl.prepare_batch(batch, part, outgoing), _told, patience,
+            "prepare_batch", topic, self.node.hl.prepare_batch(batch, part, outgoing), _reported, patience,
             messages=[m for row in sent.values() for m in row], batch=batch, part=part, shares=sent,
         )  # fmt: skip
 
@@ -100,5 +100,5 @@ def _identified(shares: Mapping[str, list[Numbered]]) -> bool:
     return all(m.idempotency_key is not None for messages in shares.values() for m in messages)
 
 
-def _told(answer: dict[str, list[Enqueued]]) -> dict[str, list[tuple[int, bool]]]:
+def _reported(answer: dict[str, list[Enqueued]]) -> dict[str, list[tuple[int, bool]]]:
     return {topic: [(row.id, row.duplicate) for row in rows] for topic, rows in answer.items()}

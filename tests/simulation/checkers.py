@@ -28,11 +28,11 @@ class NoLostMessage:
     def complaints(self, seen: Evidence) -> Iterator[str]:
         if seen.topic not in seen.history.drained:
             return
-        for name, answers in seen.told.items():
+        for name, answers in seen.reported.items():
             first = min(seen.sends[name], key=lambda call: call.started)
-            for told, call in answers:
-                if not told.error and not self._accounted_for(seen, told.id, first):
-                    yield f"{name} ({told.id}) was enqueued (call {call.number}) and is nowhere at the end"
+            for received, call in answers:
+                if not received.error and not self._accounted_for(seen, received.id, first):
+                    yield f"{name} ({received.id}) was enqueued (call {call.number}) and is nowhere at the end"
 
     def _accounted_for(self, seen: Evidence, id: int, call: Call) -> bool:
         life = seen.life(id)
@@ -133,7 +133,7 @@ class AckedStaysGone:
         if not life.deliveries or seen.listed[life.id]:
             return
         first = life.deliveries[0].call
-        enqueued = [c.ended for name in life.names for told, c in seen.told[name] if told.id == life.id]
+        enqueued = [c.ended for name in life.names for received, c in seen.reported[name] if received.id == life.id]
         for purge in seen.purges:
             waited = bool(enqueued) and min(enqueued) < purge.started and first.started > purge.ended
             if purge.outcome == "ok" and waited and not self._out_unseen(seen, purge):
@@ -161,10 +161,10 @@ class NoDoubleEnqueue:
             sends = len(seen.sends[name])
             if len(found) > 1 and (sends == 1 or seen.history.sent[name].identified):
                 yield f"{name} was sent {sends} times and is {len(found)} messages: {sorted(found)}"
-        for name, answers in seen.told.items():
+        for name, answers in seen.reported.items():
             first = min(call.started for call in seen.sends[name])
-            for told, call in answers:
-                if told.duplicate and call.started == first:
+            for received, call in answers:
+                if received.duplicate and call.started == first:
                     yield f"call {call.number} called the first {name} a duplicate"
 
 
@@ -180,7 +180,7 @@ class BatchAllOrNothing:
             names = [message.name for message in call.args["messages"]]
             if not call.args["atomic"] or len(names) < 2 or not call.may_have_happened:
                 continue
-            if call.outcome == "ok" and any(told.error for told in call.result):
+            if call.outcome == "ok" and any(received.error for received in call.result):
                 yield f"call {call.number} refused some of an atomic batch and accepted others"
             there = [name for name in names if name in visible]
             if there and len(there) < len(names) and not self._may_be_short(seen, call):

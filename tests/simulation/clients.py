@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from heapline.contract.message import Enqueued, LeaseRef, Message, MessageInfo, Outgoing
 from tests.simulation.evidence import DRAIN
-from tests.simulation.history import Call, Dead, Got, Sent, Told, fairness_key_of, payload_of
+from tests.simulation.history import Call, Dead, Got, Reply, Sent, fairness_key_of, payload_of
 from tests.simulation.node import Node, Unexpected
 
 CALL_SECONDS_MAX = 300.0
@@ -119,7 +119,7 @@ class Producer(Client):
             answered_below=below,
         )  # fmt: skip
         call = await self.call(
-            "enqueue", batch.topic, work, _told, patience,
+            "enqueue", batch.topic, work, _reported, patience,
             messages=[m.sent for m in batch.messages], atomic=batch.atomic, seqs=[m.seq for m in batch.messages],
             below=below,
         )  # fmt: skip
@@ -382,8 +382,8 @@ async def read_whole_log(node: Node, topic: str) -> list[tuple[int, int, int]]:
     return spans
 
 
-def _told(answer: list[Enqueued]) -> list[Told]:
-    return [Told(e.id, e.duplicate, type(e.error).__name__ if e.error else "") for e in answer]
+def _reported(answer: list[Enqueued]) -> list[Reply]:
+    return [Reply(e.id, e.duplicate, type(e.error).__name__ if e.error else "") for e in answer]
 
 
 def _got(messages: list[Message]) -> list[Got]:

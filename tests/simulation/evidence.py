@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tests.simulation.history import Call, Dead, Got, History, Told
+from tests.simulation.history import Call, Dead, Got, History, Reply
 
 DRAIN = "drain"  # the client that empties every topic at the end
 
@@ -44,7 +44,7 @@ class Evidence:
         self.history, self.topic = history, topic
         self.config = history.topics[topic]
         self.lives: dict[int, Life] = {}
-        self.told: dict[str, list[tuple[Told, Call]]] = defaultdict(list)  # by name
+        self.reported: dict[str, list[tuple[Reply, Call]]] = defaultdict(list)  # by name
         self.sends: dict[str, list[Call]] = defaultdict(list)
         self.listed: dict[int, list[tuple[Dead, Call]]] = defaultdict(list)
         self.purges = [c for c in history.of(topic, "purge") if c.may_have_happened]
@@ -70,7 +70,7 @@ class Evidence:
             for i, message in enumerate(call.args["messages"]):
                 self.sends[message.name].append(call)
                 if call.outcome == "ok":
-                    self.told[message.name].append((call.result[i], call))
+                    self.reported[message.name].append((call.result[i], call))
                     if not call.result[i].error:
                         self.life(call.result[i].id).names.add(message.name)
         elif call.verb == "pop" and call.outcome == "ok":

@@ -59,9 +59,14 @@ class _Story:
                 found.update(got.id for got in call.result)
         for call in self._history.of(self._topic, "enqueue"):
             if call.outcome == "ok":
-                for sent, told in zip(call.args["messages"], call.result, strict=True):
-                    if sent.delay is None and sent.deliver_at_ms is None and not told.error and not told.duplicate:
-                        found.add(told.id)
+                for sent, reported in zip(call.args["messages"], call.result, strict=True):
+                    if (
+                        sent.delay is None
+                        and sent.deliver_at_ms is None
+                        and not reported.error
+                        and not reported.duplicate
+                    ):
+                        found.add(reported.id)
         return found
 
     def acked_stays_done(self) -> Iterator[str]:

@@ -65,7 +65,7 @@ class Got(NamedTuple):
         return name_in(self.payload)
 
 
-class Told(NamedTuple):
+class Reply(NamedTuple):
     """One row of an enqueue's answer."""
 
     id: int
@@ -233,7 +233,7 @@ def _short(value: Any) -> str:
         return f"{value.id} {name_in(value.payload) if value.payload is not None else '?'} ({value.reason})"
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
-    if isinstance(value, list | tuple) and not isinstance(value, Told):
+    if isinstance(value, list | tuple) and not isinstance(value, Reply):
         shown = ", ".join(_short(v) for v in value[:8])
         return f"[{shown}{f', … {len(value)}' if len(value) > 8 else ''}]"
     return str(value)[:200]

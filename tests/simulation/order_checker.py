@@ -79,7 +79,9 @@ class StrictOrder:
 
     def _waiting(self, seen: Evidence) -> Iterator[Waiting]:
         for life in seen.lives.values():
-            answers = [(told, c) for name in life.names for told, c in seen.told[name] if told.id == life.id]
+            answers = [
+                (reported, c) for name in life.names for reported, c in seen.reported[name] if reported.id == life.id
+            ]
             if not answers or len(life.names) != 1 or seen.listed.get(life.id):
                 continue
             first = min((c for _, c in answers), key=lambda c: c.ended)

@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 300.0  # seconds for the next line: a session takes a minute to start on a busy machine
-Told = dict[str, Any]
+Report = dict[str, Any]
 
 
 class Driver:
@@ -57,7 +57,7 @@ class Driver:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def told(self) -> Iterator[Told]:
+    def reported(self) -> Iterator[Report]:
         """Yield its reports until it ends or is killed."""
         while True:
             try:
@@ -69,9 +69,9 @@ class Driver:
             if line.startswith("{"):
                 yield json.loads(line)
 
-    def wait_for(self, holds: Callable[[Told], bool]) -> Told | None:
+    def wait_for(self, holds: Callable[[Report], bool]) -> Report | None:
         """Return the first report for which this holds, or None if it ended before."""
-        return next((told for told in self.told() if holds(told)), None)
+        return next((reported for reported in self.reported() if holds(reported)), None)
 
     def ended(self) -> int:
         code = self.process.wait(PATIENCE)

@@ -67,7 +67,7 @@ def carry_through(spark: Any, given: Given, names: list[str]) -> None:
 class Running:
     def __init__(self, spark: Any, given: Given, name: str) -> None:
         self._begin = lambda: begin(spark, given, name)
-        self._name, self._query, self._tries, self._told = name, None, 0, -1
+        self._name, self._query, self._tries, self._reported = name, None, 0, -1
         self._over = False
 
     def is_over(self) -> bool:
@@ -76,7 +76,7 @@ class Running:
                 self._tries += 1
                 self._query = self._begin()
             if not self._over:
-                self._told = tell_batches(self._query, self._name, self._told)
+                self._reported = tell_batches(self._query, self._name, self._reported)
                 self._over = bool(self._query.awaitTermination(0.05))
         except Exception as error:  # even a failed start: Spark gives a worker ten seconds
             tell(query=self._name, failed=str(error)[:300])
@@ -86,12 +86,12 @@ class Running:
         return self._over
 
 
-def tell_batches(query: Any, name: str, told: int) -> int:
+def tell_batches(query: Any, name: str, reported: int) -> int:
     for progress in query.recentProgress:
-        if progress.batchId > told:
-            told = progress.batchId
-            tell(query=name, batch=told)
-    return told
+        if progress.batchId > reported:
+            reported = progress.batchId
+            tell(query=name, batch=reported)
+    return reported
 
 
 def begin(spark: Any, given: Given, name: str) -> Any:
@@ -151,8 +151,8 @@ def follow(spark: Any, given: Given, over: threading.Event) -> None:
 def audited(spark: Any, given: Given) -> dict[str, Any]:
     """Return what the queue's own audit reports for all four topics."""
     result = audit(spark, given["where"], ("in", "out", "left", "right"))
-    told = {check.name: check.verdict for check in result.checks}
-    return {"refuted": list(result.refuted), "messages": result.messages, "checks": told, "events": result.events}
+    reported = {check.name: check.verdict for check in result.checks}
+    return {"refuted": list(result.refuted), "messages": result.messages, "checks": reported, "events": result.events}
 
 
 def tell(**facts: Any) -> None:

@@ -24,7 +24,7 @@ from heapline.spark.read_plan import plan_batch, read
 from heapline.spark.target import resolve, source_of
 from heapline.spark.write_options import parse_write
 from tests.integration.server_process import Process
-from tests.spark.driver_process import Driver, Told
+from tests.spark.driver_process import Driver, Report
 
 SEEDS = "HEAPLINE_SOAK_SEEDS"
 OUTS = ("out", "left", "right")
@@ -134,7 +134,7 @@ class Scene:
         table = pa.table(DeltaTable(str(self.lake / "messages")).to_pyarrow_table(columns=["value"]))
         return Counter(table.column("value").to_pylist())
 
-    def check(self, last: list[Told]) -> None:
+    def check(self, last: list[Report]) -> None:
         wanted = Counter(b"%d" % i for i in range(self.rows))
         for topic in OUTS:
             assert differences(self.values(topic), wanted) == {}, topic
@@ -145,18 +145,18 @@ class Scene:
                 found = stats.ready, sum(p.prepared for p in stats.partitions)
                 undecided = [batch for batch in hl.list_batches() if batch.state == "undecided"]
                 assert found == (self.rows, 0), (topic, found, undecided)
-        [audit] = [told["audit"] for told in last if "audit" in told]
+        [audit] = [reported["audit"] for reported in last if "audit" in reported]
         assert (audit["refuted"], audit["messages"]) == ([], (1 + len(OUTS)) * self.rows), audit
 
 
 def differences(found: Counter[bytes], wanted: Counter[bytes]) -> dict[str, Any]:
     """Return missing and extra values; a few of each."""
     lost, more = wanted - found, found - wanted
-    told = {"lost": lost, "more": more}
-    return {name: (sum(which.values()), which.most_common(5)) for name, which in told.items() if which}
+    reported = {"lost": lost, "more": more}
+    return {name: (sum(which.values()), which.most_common(5)) for name, which in reported.items() if which}
 
 
-def disturb(scene: Scene, seed: int, runs: int, throw: float = 0.05) -> list[Told]:
+def disturb(scene: Scene, seed: int, runs: int, throw: float = 0.05) -> list[Report]:
     """Make runs that are killed, each on the last one's checkpoints; return the reports of the last, which is not."""
     rng = random.Random(seed)
     with ExitStack() as bodies:
@@ -168,9 +168,9 @@ def disturb(scene: Scene, seed: int, runs: int, throw: float = 0.05) -> list[Tol
             if scene.folder.joinpath("checkpoints/sink/metadata").exists():
                 scene.zombie(scene.last_batch())
         driver = bodies.enter_context(scene.driver(seed, throw))
-        last = list(driver.told())
-        assert any("done" in told for told in last), driver.everything()[-4000:]
-        scene.record["queries failed"] += sum("failed" in told for told in last)
+        last = list(driver.reported())
+        assert any("done" in reported for reported in last), driver.everything()[-4000:]
+        scene.record["queries failed"] += sum("failed" in reported for reported in last)
         scene.zombie(scene.last_batch())
         scene.zombie(0)
     return last
@@ -181,7 +181,7 @@ def kill_once(scene: Scene, driver: Driver, rng: random.Random) -> None:
     moments = [rng.randrange(3), rng.randrange(6)]  # batches that complete before
     for number, batches in enumerate(moments):
         left = iter(range(batches))
-        if driver.wait_for(lambda told, left=left: "batch" in told and next(left, None) is None) is None:
+        if driver.wait_for(lambda reported, left=left: "batch" in reported and next(left, None) is None) is None:
             scene.record["ended by itself"] += 1
             break
         time.sleep(rng.uniform(0, 0.5))  # anywhere in a batch

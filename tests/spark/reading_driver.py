@@ -37,19 +37,19 @@ def main(given: dict[str, Any]) -> None:
         tell(way=way, rows=patiently(df.count), plan=explained(df), streamed=streamed(spark, options))
         failing = spark.read.format("heapline").options(**options).option("startingOffsets", '{"jobs": {"0": 9999}}')
         lost = spark.read.format("heapline").options(**{**options, "subscribe": "nowhere"})
-        told = [failure_of(failing.load), failure_of(lost.load)]
+        reported = [failure_of(failing.load), failure_of(lost.load)]
         if way == "token":  # a key that the server does not have is also a credential
             strange = {**options, "heapline.token": given["strange"]}
-            told.append(failure_of(spark.read.format("heapline").options(**strange).load))
-        tell(way=way, failures=told)
+            reported.append(failure_of(spark.read.format("heapline").options(**strange).load))
+        tell(way=way, failures=reported)
     spark.stop()
     tell(done=True)
 
 
 def explained(df: Any) -> str:
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    with contextlib.redirect_stdout(io.StringIO()) as reported:
         df.explain(True)
-    return told.getvalue()
+    return reported.getvalue()
 
 
 def streamed(spark: Any, options: dict[str, str]) -> str:

@@ -46,12 +46,12 @@ def test_many_killed_archives_neither_lose_nor_duplicate_rows(tmp_path: Path, se
     with Scene(tmp_path, rows=8000, batch_rows=100) as scene:
         for _ in range(4):
             with scene.driver(seed, 0, alone=True) as one, scene.driver(seed, 0, alone=True) as two:
-                assert two.wait_for(lambda told: "archiving" in told)
+                assert two.wait_for(lambda reported: "archiving" in reported)
                 time.sleep(rng.uniform(0, 1))
                 if rng.random() < 0.5:
                     scene.restart_server()
                 (one if rng.random() < 0.5 else two).kill()
         with scene.driver(seed, 0, alone=True) as last:
-            assert last.wait_for(lambda told: "done" in told), last.everything()[-4000:]
+            assert last.wait_for(lambda reported: "done" in reported), last.everything()[-4000:]
         assert differences(scene.archived(), Counter(b"%d" % i for i in range(scene.rows))) == {}
         print(f"seed {seed}: {dict(scene.record)}")

@@ -15,14 +15,14 @@ import heapline
 from heapline.contract.message import Outgoing
 from tests.integration.server_process import Process
 from tests.spark.conftest import MARKS
-from tests.spark.driver_process import Driver, Told
+from tests.spark.driver_process import Driver, Report
 
 pytestmark = MARKS
 ROWS = 6000
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Told], Path, Counter[bytes]]]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Report], Path, Counter[bytes]]]:
     folder = tmp_path_factory.mktemp("cluster")
     data, marks = folder / "data", folder / "marks"
     marks.mkdir()
@@ -37,36 +37,36 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Told], 
                 for first in range(0, ROWS, 1000):
                     hl.enqueue_batch("in", [Outgoing(b"%d" % i) for i in range(first, first + 1000)])
                 server = {"heapline.url": process.target, "heapline.api_key_file": str(key_file)}
-                told = driven(
+                reported = driven(
                     folder, wheres={"path": {"path": str(data)}, "server": server}, marks=str(marks),
                     lake=str(folder / "lake"), checkpoint=str(folder / "checkpoint"),
                 )  # fmt: skip
                 sent: Counter[bytes] = Counter()
                 while messages := hl.pop("out", 1000):
                     sent.update(message.payload for message in messages)
-            yield told, folder, sent
+            yield reported, folder, sent
         finally:
             runner.run(process.__aexit__())
 
 
-def driven(folder: Path, **given: object) -> list[Told]:
-    told: list[Told] = []
+def driven(folder: Path, **given: object) -> list[Report]:
+    reported: list[Report] = []
     try:
         with Driver("cluster_driver.py", folder / "log", **given) as driver:
-            told.extend(driver.told())
+            reported.extend(driver.reported())
             assert driver.ended() == 0, driver.everything()[-4000:]
     finally:
-        for app in (found["app"] for found in told if "app" in found):  # what the executor's workers leave behind
+        for app in (found["app"] for found in reported if "app" in found):  # what the executor's workers leave behind
             shutil.rmtree(Path(pyspark.__file__).parent / "work" / app, ignore_errors=True)
-    return told
+    return reported
 
 
-Found = tuple[list[Told], Path, Counter[bytes]]
+Found = tuple[list[Report], Path, Counter[bytes]]
 
 
 @pytest.mark.parametrize("way", ["path", "server"])
 def test_read_returns_each_row_once_if_an_executor_is_killed(run: Found, way: str) -> None:
-    [found] = [told["rows"] for told in run[0] if told.get("read") == way]
+    [found] = [reported["rows"] for reported in run[0] if reported.get("read") == way]
     assert found == list(range(ROWS))
 
 
@@ -82,5 +82,5 @@ def test_archive_has_each_row_once_if_an_executor_is_killed(run: Found) -> None:
 
 
 def test_executors_were_killed(run: Found) -> None:
-    [killed] = [told["killed"] for told in run[0] if "killed" in told]
+    [killed] = [reported["killed"] for reported in run[0] if "killed" in reported]
     assert killed == ["archive", "read from path", "read from server", "write"]

@@ -173,9 +173,9 @@ def test_audit_proves_a_journal_and_refutes_a_tampered_one(spark: Any, hl: Any, 
     where = {"path": str(tmp_path / "data")}
     found = audit(spark, where, "jobs")
     assert (found.refuted, found.messages, found.rank_max) == ((), 90, 1)
-    told = CliRunner().invoke(app, ["audit", "--path", where["path"], "--topic", "jobs", "--json"])
-    assert told.exit_code == 0, told.output
-    assert json.loads(told.stdout.splitlines()[-1])["messages"] == 90
+    reported = CliRunner().invoke(app, ["audit", "--path", where["path"], "--topic", "jobs", "--json"])
+    assert reported.exit_code == 0, reported.output
+    assert json.loads(reported.stdout.splitlines()[-1])["messages"] == 90
 
 
 def test_audit_on_spark_reports_a_fault_with_its_message(spark: Any, lives: dict[str, Any]) -> None:

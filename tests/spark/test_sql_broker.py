@@ -146,10 +146,10 @@ async def test_archive_and_report_equal_what_the_clients_did(served: Served, spa
         assert rows(past, "state", "attempts", "count") == [("dead", 1, 5), ("ready", 0, 60), ("ready", 1, 5)]
         assert rows(rebuild(spark, None, "jobs", offsets={0: 180 + ended}, lake=lake), "state") == [("dead",)] * 6
         assert forecast(spark, None, "jobs", lake=lake, workers=[2]).messages > 0
-        told = report(spark, where, "jobs")
-        assert (told.messages, told.deliveries, told.retries, told.with_key) == (101, 45, 5, 0)
-        assert told.dead_reasons == (Counted("broken", 5), Counted("again", 1))
-        assert told.priorities[0].wait.count == 40
+        reported = report(spark, where, "jobs")
+        assert (reported.messages, reported.deliveries, reported.retries, reported.with_key) == (101, 45, 5, 0)
+        assert reported.dead_reasons == (Counted("broken", 5), Counted("again", 1))
+        assert reported.priorities[0].wait.count == 40
 
     await asyncio.to_thread(read)
     with pytest.raises(BadRequest, match="does not keep past messages"):

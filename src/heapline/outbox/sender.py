@@ -91,19 +91,19 @@ async def _try(
             result.newer_epoch = error.current
         return "waits"
     except WAITS as error:
-        result.trouble = _told(error)
+        result.trouble = _describe(error)
         return "waits"
     except (StaleSequence, IdempotencyConflict, RequestError) as error:
         if len(rows) > 1:
             return "refused"
         if not isinstance(error, StaleSequence):
-            result.failed.append((rows[0].id, _told(error)))
+            result.failed.append((rows[0].id, _describe(error)))
             log.error("broker rejects a row", topic=group.topic, row=rows[0].id, error=type(error).__name__)
             return "refused"
         # It was enqueued so long ago that the broker has forgotten its id, but not its number.
     except (HeaplineError, OSError) as error:
         group.tried = True
-        result.trouble = _told(error)
+        result.trouble = _describe(error)
         return "waits"
     result.sent += [row.id for row in rows]
     return "sent"
@@ -116,5 +116,5 @@ def _outgoing(row: Row) -> Outgoing:
         raise BadRequest(f"this row is not a message ({type(error).__name__}); use outbox.enqueue") from None
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS]

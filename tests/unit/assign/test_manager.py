@@ -332,18 +332,18 @@ async def test_other_hooks_that_raise_affect_nothing() -> None:
 
 async def test_plain_function_hook_runs_in_a_thread() -> None:
     """In real time, because a blocking function must not block the event loop."""
-    told: list[tuple[int, bool]] = []
+    reported: list[tuple[int, bool]] = []
     here = threading.current_thread()
 
     def hook(added: Sequence[Partition], removed: Sequence[Partition]) -> None:
-        told.append((len(added) - len(removed), threading.current_thread() is here))
+        reported.append((len(added) - len(removed), threading.current_thread() is here))
 
     pool = Pool(partitions=2)
     config = Config(cold_start_window=0.0, heartbeat_interval=0.05, heartbeat_ttl=5.0)
     manager = Manager(config, MemoryKV(), pool.source, hooks=Hooks(on_assignment_changed=hook))
     await manager.start()
     await manager.stop()
-    assert told == [(2, False), (-2, False)]
+    assert reported == [(2, False), (-2, False)]
 
 
 # --- leases

@@ -89,8 +89,8 @@ def test_read_starts_a_new_group_at_the_given_position(cli: Cli) -> None:
 
 
 def test_group_is_created_with_its_settings_and_says_how_to_read_it(cli: Cli) -> None:
-    (told,) = cli.json("group", "create", "jobs", "g", "--ack-timeout", "1m", "--max-retries", "3")
-    assert (told["name"], told["topic"], told["lag"], told["config"]["ack_timeout"]) == ("g", "jobs", 0, 60.0)
+    (output,) = cli.json("group", "create", "jobs", "g", "--ack-timeout", "1m", "--max-retries", "3")
+    assert (output["name"], output["topic"], output["lag"], output["config"]["ack_timeout"]) == ("g", "jobs", 0, 60.0)
     shown = cli("group", "create", "jobs", "g", "--ack-timeout", "1m", "--max-retries", "3").stdout
     assert "heapline group read jobs --group g" in shown
     refused = cli("group", "create", "jobs", "g", "--max-retries", "4", code=1)
@@ -116,7 +116,7 @@ def test_list_shows_lag_and_state_of_each_group(cli: Cli) -> None:
     put(cli, "one")
     cli("group", "create", "jobs", "b")
     cli("group", "create", "jobs", "a", "--observer")
-    assert [(told["name"], told["lag"]) for told in cli.json("group", "list", "jobs")] == [("a", 1), ("b", 1)]
+    assert [(output["name"], output["lag"]) for output in cli.json("group", "list", "jobs")] == [("a", 1), ("b", 1)]
     shown = cli("group", "list", "jobs").stdout
     assert "observer" in shown
     assert "holds the journal" in shown
@@ -130,9 +130,9 @@ def test_show_and_offsets_have_lag_by_partition_and_member(cli: Cli) -> None:
         await cli.broker.group_fetch("wide", "g", "m1", session="s", max_messages=0)
 
     asyncio.run(join())
-    told = cli.json("group", "offsets", "wide", "g")
-    assert [(o["partition"], o["member"]) for o in told] == [(0, "m1"), (1, "m1")]
-    assert sum(o["lag"] for o in told) == 1
+    output = cli.json("group", "offsets", "wide", "g")
+    assert [(o["partition"], o["member"]) for o in output] == [(0, "m1"), (1, "m1")]
+    assert sum(o["lag"] for o in output) == 1
     shown = cli("group", "show", "wide", "g").stdout
     assert "m1 reads 0, 1" in shown
     assert "1 row behind" in shown

@@ -55,12 +55,12 @@ def payloads(cli: Cli) -> list[bytes]:
 
 
 def test_put_message_has_every_given_option(cli: Cli) -> None:
-    (told,) = cli.json(
+    (printed,) = cli.json(
         "put", "jobs", "hello", "-p", "-7", "--key", "k1", "-H", "trace=a=b", "--header", "x=y", "--delay", "1m",
         "--ttl", "1h", "--max-retries", "2", "--idempotency-key", "once",
     )  # fmt: skip
     (message,) = cli.broker.standing("jobs")
-    assert (told["message_id"], told["duplicate"]) == (message.message_id, False)
+    assert (printed["message_id"], printed["duplicate"]) == (message.message_id, False)
     assert (message.payload, message.priority, message.key, message.state) == (b"hello", -7, "k1", "delayed")
     assert message.headers == {"trace": "a=b", "x": "y"}
     assert message.due_at is not None
@@ -132,8 +132,8 @@ def test_each_line_of_a_file_is_a_payload_as_it_is_written(cli: Cli, tmp_path: P
 
 
 def test_file_may_come_from_stdin(cli: Cli) -> None:
-    (told,) = cli.json("put", "jobs", "-f", "-", typed="1\n2")
-    assert told == {"lines": 2, "enqueued": 2, "duplicates": 0, "refused": 0, "errors": []}
+    (printed,) = cli.json("put", "jobs", "-f", "-", typed="1\n2")
+    assert printed == {"lines": 2, "enqueued": 2, "duplicates": 0, "refused": 0, "errors": []}
     assert payloads(cli) == [b"1", b"2"]
 
 
@@ -204,8 +204,11 @@ def test_refused_lines_are_reported_by_number_and_the_others_enqueued(cli: Cli, 
     assert "secret" not in result.output
     assert result.stdout == "jobs: 2 messages enqueued, 2 refused\n"
     assert payloads(cli) == [b"1", b"5"]
-    (told,) = cli.json("put", "jobs", "--file", file, code=1)
-    assert [(error["line"], error["error"]) for error in told["errors"]] == [(2, "BadRequest"), (3, "PayloadTooLarge")]
+    (printed,) = cli.json("put", "jobs", "--file", file, code=1)
+    assert [(error["line"], error["error"]) for error in printed["errors"]] == [
+        (2, "BadRequest"),
+        (3, "PayloadTooLarge"),
+    ]
 
 
 def test_import_stops_after_too_many_refused_lines(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,9 +259,9 @@ def test_complete_messages_refuse_message_options(cli: Cli) -> None:
 
 
 def test_history_shows_what_happened(cli: Cli) -> None:
-    (told,) = cli.json("put", "jobs", "x", "-p", "3")
+    (printed,) = cli.json("put", "jobs", "x", "-p", "3")
     id = bury(cli, "[red]broken")
-    assert id == told["message_id"]
+    assert id == printed["message_id"]
     events = cli.json("history", "jobs", id)
     assert [event["kind"] for event in events] == ["enqueued", "leased", "dead_lettered"]
     assert (events[0]["priority"], events[2]["reason"]) == (3, "[red]broken")
@@ -291,9 +294,9 @@ def test_due_times_are_shown(cli: Cli) -> None:
     assert cli("topic", "due", "jobs").stdout == "nothing is delayed in jobs\n"
     cli("put", "jobs", "x", "--delay", "90s")
     cli("put", "jobs", "x", "--delay", "30d")
-    (told,) = cli.json("topic", "due", "jobs")
-    assert [span["count"] for span in told["hour"][:3]] == [0, 1, 0]
-    assert told["later"] == 1
+    (printed,) = cli.json("topic", "due", "jobs")
+    assert [span["count"] for span in printed["hour"][:3]] == [0, 1, 0]
+    assert printed["later"] == 1
     assert "1 later" in cli("topic", "due", "jobs").stdout
 
 
@@ -360,8 +363,8 @@ def test_leases_are_listed_and_ended(cli: Cli) -> None:
 def test_peek_shows_the_next_ones_best_first_and_changes_nothing(cli: Cli) -> None:
     for priority, text in ((5, "later"), (1, "first"), (3, "second")):
         cli("put", "jobs", text, "-p", str(priority))
-    told = cli.json("peek", "jobs", "--limit", "2")
-    assert [(t["payload_text"], t["priority"], t["state"], t["attempts"]) for t in told] == [
+    printed = cli.json("peek", "jobs", "--limit", "2")
+    assert [(t["payload_text"], t["priority"], t["state"], t["attempts"]) for t in printed] == [
         ("first", 1, "ready", 0), ("second", 3, "ready", 0)
     ]  # fmt: skip
     shown = cli("peek", "jobs").stdout
@@ -420,8 +423,8 @@ def test_pop_leases_a_message_and_says_when_it_is_redelivered(cli: Cli, clock: H
     clock.advance(60)
     cli("peek", "jobs")  # the lease has ended, and the backoff starts
     clock.advance(2)
-    (told,) = cli.json("pop", "jobs")
-    assert told["attempts"] == 2
+    (printed,) = cli.json("pop", "jobs")
+    assert printed["attempts"] == 2
 
 
 def test_popped_and_acked_message_is_removed(cli: Cli) -> None:
@@ -468,7 +471,7 @@ def test_binary_payload_cannot_move_the_cursor(cli: Cli) -> None:
 def test_pop_of_many_returns_all_available_messages(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("heapline.cli.message.POP_MAX", 2)
     cli("put", "jobs", "-f", "-", typed="1\n2\n3\n4\n5\n")
-    assert [told["payload_text"] for told in cli.json("pop", "jobs", "-n", "3", "--ack")] == ["1", "2", "3"]
+    assert [printed["payload_text"] for printed in cli.json("pop", "jobs", "-n", "3", "--ack")] == ["1", "2", "3"]
     assert len(cli.json("pop", "jobs", "-n", "9", "--ack")) == 2
 
 
@@ -495,8 +498,13 @@ def test_get_shows_every_field_of_a_message(cli: Cli) -> None:
         shown = cli("get", "jobs", spelled).stdout
         for text in (put["message_id"], "delayed", "(in ", "header trace", "hello"):
             assert text in shown
-    (told,) = cli.json("get", "jobs", put["id"])
-    assert (told["state"], told["priority"], told["key"], told["headers"]) == ("delayed", 7, "k", {"trace": "1"})
+    (printed,) = cli.json("get", "jobs", put["id"])
+    assert (printed["state"], printed["priority"], printed["key"], printed["headers"]) == (
+        "delayed",
+        7,
+        "k",
+        {"trace": "1"},
+    )
 
 
 @pytest.mark.parametrize(("id", "said"), [("nonsense", "is not a message id"), ("12", "MessageNotFound")])
@@ -564,8 +572,8 @@ def dead(cli: Cli) -> list[str]:
 
 
 def test_dead_letters_are_listed_with_their_reasons(cli: Cli, dead: list[str]) -> None:
-    told = cli.json("dlq", "list", "jobs")
-    assert [(t["message_id"], t["reason"]) for t in told] == list(
+    printed = cli.json("dlq", "list", "jobs")
+    assert [(t["message_id"], t["reason"]) for t in printed] == list(
         zip(dead, ("Timeout after 5 s", "no [address]", "timeout again"), strict=True)
     )
     shown = cli("dlq", "list", "jobs").stdout
@@ -585,8 +593,8 @@ def test_dead_letters_are_replayed_by_id_by_reason_or_all(cli: Cli, dead: list[s
 
 
 def test_dlq_replay_counts_ids_without_a_dead_letter(cli: Cli, dead: list[str]) -> None:
-    told = cli("dlq", "replay", "jobs", dead[0], dead[0], dead[1])
-    assert told.stdout == "2 dead letters replayed into jobs\n"
+    printed = cli("dlq", "replay", "jobs", dead[0], dead[0], dead[1])
+    assert printed.stdout == "2 dead letters replayed into jobs\n"
     again = cli("dlq", "replay", "jobs", dead[0], dead[2], code=1)
     assert again.stdout == "1 dead letter replayed into jobs\n", "the other one is replayed"
     assert "1 of the 2 ids are not dead letters of jobs" in again.stderr
@@ -625,8 +633,8 @@ def test_bad_rate_is_refused(cli: Cli, dead: list[str]) -> None:
 def test_terminal_without_utf8_gets_escaped_characters(cli: Cli) -> None:
     cli("put", "jobs", "k\u00e4se \U0001f9c0 \u2026")
     cli.charset = "ascii"
-    (told,) = cli.json("peek", "jobs")
-    assert told["payload_text"] == "k\u00e4se \U0001f9c0 \u2026", "JSON stays JSON, and the same"
+    (printed,) = cli.json("peek", "jobs")
+    assert printed["payload_text"] == "k\u00e4se \U0001f9c0 \u2026", "JSON stays JSON, and the same"
     assert "k\\xe4se" in cli("peek", "jobs").stdout
     assert "k\\xe4se" in cli("pop", "jobs", "--ack").stdout
     assert payloads(cli) == []

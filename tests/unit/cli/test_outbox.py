@@ -61,8 +61,8 @@ def test_relay_once_sends_waiting_rows_and_status_shows_refused_ones(url: str, d
     write(url, b"1", b"2", bytes(11))
     assert run("status", "--database", url) == "waiting: 3\n"
     assert "2 messages relayed" in run("relay", "--database", url, "--data", data, "--once")
-    told = run("status", "--database", url)
-    assert told.startswith("refused: 1\nrow 3 for jobs: PayloadTooLarge")
+    printed = run("status", "--database", url)
+    assert printed.startswith("refused: 1\nrow 3 for jobs: PayloadTooLarge")
     with heapline.open_sync(data, spare_segment_bytes=0) as hl:
         assert sorted(m.payload for m in hl.pop("jobs", 10)) == [b"1", b"2"]
 
@@ -74,8 +74,8 @@ def test_all_commands_take_the_url_of_an_async_driver(url: str, data: Path) -> N
     write(url, b"1", bytes(11))
     assert "1 messages relayed" in run("relay", "--database", asynchronous, "--data", data, "--once")
     assert run("status", "--database", asynchronous).startswith("refused: 1\n")
-    told = run("retry", "--database", asynchronous, "--all", "--topic", "default/jobs")
-    assert told == "1 rows will be sent again\n"
+    printed = run("retry", "--database", asynchronous, "--all", "--topic", "default/jobs")
+    assert printed == "1 rows will be sent again\n"
 
 
 def test_relay_refuses_bad_options_with_advice(url: str, data: Path) -> None:
@@ -153,7 +153,7 @@ def test_database_error_is_reported_without_the_url(
     data: Path, tmp_path: Path, database: str, said: str, command: str
 ) -> None:
     where = ["--data", data] if command == "relay" else []
-    told = " ".join(refused(command, "--database", database.format(tmp_path=tmp_path), *where).split())
-    assert said in told
-    assert "secret" not in told
-    assert "Traceback" not in told
+    printed = " ".join(refused(command, "--database", database.format(tmp_path=tmp_path), *where).split())
+    assert said in printed
+    assert "secret" not in printed
+    assert "Traceback" not in printed

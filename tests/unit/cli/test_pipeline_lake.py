@@ -38,10 +38,10 @@ def run(*arguments: Any, code: int = 0) -> str:
 
 def test_archive_prints_a_table_or_json_and_lake_show_lists_its_rows(hl: Any, tmp_path: Path) -> None:
     where = ("--path", tmp_path / "data", "--topic", "jobs", "--lake", tmp_path / "lake")
-    told = run("archive", *where)
-    assert "events" in told
-    assert "100" in told
-    assert "only the topic's retention keeps its rows" in told
+    printed = run("archive", *where)
+    assert "events" in printed
+    assert "100" in printed
+    assert "only the topic's retention keeps its rows" in printed
     again = json.loads(run("archive", *where, "--no-group", "--json"))
     assert (again["commits"], again["group"]) == (0, None)
     shown = json.loads(run("lake", "show", "--lake", tmp_path / "lake", "--json"))

@@ -37,16 +37,16 @@ def data(tmp_path: Path) -> Iterator[Path]:
 
 
 def refused(*words: object) -> str:
-    told = CliRunner().invoke(app, ["pipeline", *map(str, words)], env={"COLUMNS": "200"})
-    assert told.exit_code in (1, 2), told.output
-    assert not isinstance(told.exception, AssertionError), told.exception
-    return str(told.output)
+    printed = CliRunner().invoke(app, ["pipeline", *map(str, words)], env={"COLUMNS": "200"})
+    assert printed.exit_code in (1, 2), printed.output
+    assert not isinstance(printed.exception, AssertionError), printed.exception
+    return str(printed.output)
 
 
 def test_topic_missing_in_the_directory_is_refused_with_the_existing_ones(data: Path) -> None:
-    told = refused("audit", "--path", data, "--topic", "jobs", "--topic", "orders")
-    assert "topic 'orders' does not exist" in told
-    assert "there are jobs" in told
+    printed = refused("audit", "--path", data, "--topic", "jobs", "--topic", "orders")
+    assert "topic 'orders' does not exist" in printed
+    assert "there are jobs" in printed
 
 
 def test_directory_without_a_queue_is_refused(tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_file_in_place_of_a_directory_is_refused(words: list[str], tmp_path: Pat
 def test_unreachable_server_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    told = refused("archive", "--to", f"127.0.0.1:{port}", "--topic", "jobs", "--lake", "lake", "--timeout", "200ms")
-    assert "o server listens" in told
+    printed = refused("archive", "--to", f"127.0.0.1:{port}", "--topic", "jobs", "--lake", "lake", "--timeout", "200ms")
+    assert "o server listens" in printed
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_jobs_that_write_take_no_directory() -> None:
 
 
 def test_help_names_the_extra_to_install_and_every_job_has_an_example() -> None:
-    told = CliRunner().invoke(app, ["pipeline", "--help"], env={"COLUMNS": "200"}).output
-    assert "heapline[spark-local]" in told
+    printed = CliRunner().invoke(app, ["pipeline", "--help"], env={"COLUMNS": "200"}).output
+    assert "heapline[spark-local]" in printed
     jobs = command_of(pipeline, "pipeline").list_commands(None)
     assert len(jobs) == 10
     for job in jobs:
@@ -124,9 +124,9 @@ def test_error_of_a_job_is_one_line_without_stacks(
         raise error
 
     monkeypatch.setattr(preflight, "start_spark", fails)
-    told = refused("audit", "--path", data, "--topic", "jobs")
-    assert why in told
-    assert len(told.splitlines()) == 1
+    printed = refused("audit", "--path", data, "--topic", "jobs")
+    assert why in printed
+    assert len(printed.splitlines()) == 1
 
 
 def test_log_level_is_set_only_while_java_starts(monkeypatch: pytest.MonkeyPatch) -> None:

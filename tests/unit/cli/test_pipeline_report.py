@@ -43,28 +43,30 @@ def run(*words: str) -> Any:
 def test_report_shows_tables_writes_the_page_and_escapes_foreign_text(asked: dict[str, Any], tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     nasty = NASTY.replace("\x00", "").replace("\ud800", "") + "[red]"
-    told = run("report", "--path", str(tmp_path), "--topic", nasty, "--html", str(page), "--since", "24h", "--top", "3")
-    assert told.exit_code == 0, told.output
+    printed = run(
+        "report", "--path", str(tmp_path), "--topic", nasty, "--html", str(page), "--since", "24h", "--top", "3"
+    )
+    assert printed.exit_code == 0, printed.output
     assert asked["where"] == {"path": str(tmp_path)}
     assert asked["top"] == 3
     assert asked["since"] is not None
     for words in ("Waits by priority", "Throughput (the last 24 of 100 rows)", "Busiest keys", "[red]"):
-        assert words in told.stdout
-    assert "\x1b" not in told.stdout
+        assert words in printed.stdout
+    assert "\x1b" not in printed.stdout
     assert "<script" not in page.read_text(encoding="utf-8")
 
 
 def test_report_and_forecast_print_json(asked: dict[str, Any], tmp_path: Path) -> None:
-    told = run("report", "--path", str(tmp_path), "--topic", "jobs", "--json")
-    assert json.loads(told.stdout)["priorities"][1]["wait"] == {
+    printed = run("report", "--path", str(tmp_path), "--topic", "jobs", "--json")
+    assert json.loads(printed.stdout)["priorities"][1]["wait"] == {
         "count": 10,
         "p50": 3,
         "p90": 40,
         "p99": 900,
         "max": 7000000,
     }
-    told = run("forecast", "--path", str(tmp_path), "--topic", "jobs", "--json")
-    assert json.loads(told.stdout)["workers_needed"] == 3
+    printed = run("forecast", "--path", str(tmp_path), "--topic", "jobs", "--json")
+    assert json.loads(printed.stdout)["workers_needed"] == 3
 
 
 def test_forecast_takes_worker_counts_and_goals(asked: dict[str, Any], tmp_path: Path) -> None:
@@ -81,11 +83,11 @@ def test_forecast_takes_worker_counts_and_goals(asked: dict[str, Any], tmp_path:
         "l",
         "--lake-only",
     ]
-    told = run("forecast", "--topic", "jobs", *wishes)
-    assert told.exit_code == 0, told.output
+    printed = run("forecast", "--topic", "jobs", *wishes)
+    assert printed.exit_code == 0, printed.output
     assert (asked["workers"], asked["goal"], asked["growth"]) == ([1, 2, 8], {None: 5.0, 0: 0.25}, 1.5)
     assert (asked["lake"], asked["where"]) == ("l", None)
-    assert "3 workers keep the p95 of waits within 4 s" in told.stdout
+    assert "3 workers keep the p95 of waits within 4 s" in printed.stdout
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -94,13 +96,13 @@ def test_forecast_takes_worker_counts_and_goals(asked: dict[str, Any], tmp_path:
     (["report", "--topic", "t", "--html", "no/such/dir.html"], "its directory must exist"),
 ])  # fmt: skip
 def test_invalid_options_are_refused_before_spark_starts(words: list[str], said: str) -> None:
-    told = run(*words)
-    assert told.exit_code == 2
-    assert said in " ".join(told.output.replace("│", " ").split())
+    printed = run(*words)
+    assert printed.exit_code == 2
+    assert said in " ".join(printed.output.replace("│", " ").split())
 
 
 def test_lake_only_needs_a_lake(asked: dict[str, Any]) -> None:
-    told = run("report", "--topic", "t", "--lake-only")
-    assert told.exit_code == 1
-    assert "--lake-only needs --lake" in told.output
+    printed = run("report", "--topic", "t", "--lake-only")
+    assert printed.exit_code == 1
+    assert "--lake-only needs --lake" in printed.output
     assert asked == {}

@@ -30,8 +30,8 @@ def test_read_prints_one_line_per_row_with_its_offset(cli: Cli) -> None:
     assert len(lines) == 5
     assert lines[3].startswith("0:3 ")
     assert lines[3].endswith("priority 3  job 3")
-    told = cli.json("replay", "read", "jobs", "--start", "1", "-n", "2")
-    assert [(t["offset"], t["payload_text"], t["headers"]) for t in told] == [
+    output = cli.json("replay", "read", "jobs", "--start", "1", "-n", "2")
+    assert [(t["offset"], t["payload_text"], t["headers"]) for t in output] == [
         (1, "job 1", {"odd": "1"}), (2, "job 2", {"odd": "0"}),
     ]  # fmt: skip
 
@@ -49,8 +49,8 @@ def test_read_prints_one_line_per_row_with_its_offset(cli: Cli) -> None:
     ],
 )
 def test_rows_are_selected_by_options(cli: Cli, options: list[str], numbers: list[int]) -> None:
-    told = cli.json("replay", "read", "jobs", *options)
-    assert [t["payload_text"] for t in told] == [f"job {n}" for n in numbers]
+    output = cli.json("replay", "read", "jobs", *options)
+    assert [t["payload_text"] for t in output] == [f"job {n}" for n in numbers]
 
 
 def test_checkpoint_continues_where_the_last_read_ended(cli: Cli) -> None:

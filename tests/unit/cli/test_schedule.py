@@ -25,14 +25,14 @@ def cli(monkeypatch: pytest.MonkeyPatch, clock: HandClock) -> Cli:
 
 
 def test_schedule_has_every_given_option(cli: Cli) -> None:
-    told = cli.json(
+    printed = cli.json(
         "schedule", "create", "often", "jobs", "hello", "--every", "1h30m", "--starts", "2099-01-01T00:00:00Z",
         "--ends", "2100-01-01T00:00:00Z", "--misfire", "all", "--grace", "5m", "--makeup-max", "7", "--priority", "-3",
         "--key", "k", "-H", "a=b", "--ttl", "1d", "--max-retries", "2", "--fairness-key", "me",
     )  # fmt: skip
     for moment in ("created_at", "changed_at"):
-        assert told[0].pop(moment)
-    assert told == [{
+        assert printed[0].pop(moment)
+    assert printed == [{
         "name": "often", "topic": "jobs", "every": 5400.0, "starts": "2099-01-01T00:00:00Z", "misfire": "all",
         "ends": "2100-01-01T00:00:00Z", "grace": 300.0, "makeup_max": 7, "priority": -3, "key": "k", "state": "active",
         "headers": {"a": "b"}, "ttl": 86400.0, "max_retries": 2, "fairness_key": "me", "payload_text": "hello",

@@ -38,8 +38,8 @@ def test_sinks_are_listed_for_people_and_programs(cli: SinkCli) -> None:
     said = cli("sink", "list").stdout
     assert "txn:load" in said
     assert "7" in said
-    (told,) = cli.json("sink", "list")
-    assert (told["name"], told["version"], told["batch_id"], told["messages"], told["topics"]) == (
+    (printed,) = cli.json("sink", "list")
+    assert (printed["name"], printed["version"], printed["batch_id"], printed["messages"], printed["topics"]) == (
         "txn:load", 7, "b", 0, [],
     )  # fmt: skip
 

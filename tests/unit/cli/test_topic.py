@@ -58,16 +58,16 @@ TYPED: dict[str, tuple[list[str], Any]] = {
 }  # fmt: skip
 
 
-def config_of(told: dict[str, Any]) -> TopicConfig:
-    weights = {int(p): w for p, w in told["config"].pop("partition_weights").items()}
-    return msgspec.convert(told["config"] | {"partition_weights": weights}, TopicConfig)
+def config_of(printed: dict[str, Any]) -> TopicConfig:
+    weights = {int(p): w for p, w in printed["config"].pop("partition_weights").items()}
+    return msgspec.convert(printed["config"] | {"partition_weights": weights}, TopicConfig)
 
 
 def test_topic_is_created_with_every_given_setting(cli: Cli) -> None:
     flags = [flag for typed, _ in TYPED.values() for flag in typed]
-    (told,) = cli.json("topic", "create", "jobs", *flags)
-    assert told["topic"] == "jobs"
-    config = config_of(told)
+    (printed,) = cli.json("topic", "create", "jobs", *flags)
+    assert printed["topic"] == "jobs"
+    config = config_of(printed)
     assert {name: getattr(config, name) for name in TYPED} == {name: value for name, (_, value) in TYPED.items()}
     (again,) = cli.json("topic", "show", "jobs")
     assert config_of(again) == config
@@ -77,8 +77,8 @@ def test_topic_is_created_with_every_given_setting(cli: Cli) -> None:
 
 
 def test_fairness_between_keys_is_set_by_flags(cli: Cli) -> None:
-    (told,) = cli.json("topic", "create", "fair", "--fairness", "keys", "--max-inflight-per-key", "2")
-    assert (told["config"]["fairness"], told["config"]["max_inflight_per_key"]) == ("keys", 2)
+    (printed,) = cli.json("topic", "create", "fair", "--fairness", "keys", "--max-inflight-per-key", "2")
+    assert (printed["config"]["fairness"], printed["config"]["max_inflight_per_key"]) == ("keys", 2)
 
 
 def test_create_shows_the_main_settings_and_the_next_command(cli: Cli) -> None:
@@ -127,9 +127,9 @@ def test_update_changes_given_settings_and_shows_before_and_after(cli: Cli) -> N
         [c.strip() for c in line.strip("│").split("│")] for line in shown.splitlines()
     ]
     assert "backoff_factor" not in shown
-    (told,) = cli.json("topic", "show", "jobs")
-    assert (told["config"]["backoff"]["base"], told["config"]["backoff"]["factor"]) == (5.0, 3.0)
-    assert told["config"]["max_retries_default"] == 2
+    (printed,) = cli.json("topic", "show", "jobs")
+    assert (printed["config"]["backoff"]["base"], printed["config"]["backoff"]["factor"]) == (5.0, 3.0)
+    assert printed["config"]["max_retries_default"] == 2
 
 
 def test_update_without_effect_says_so(cli: Cli) -> None:
@@ -144,9 +144,9 @@ def test_update_of_a_fixed_setting_is_refused_by_the_topic(cli: Cli, flags: list
 
 
 def test_update_help_lists_fixed_settings(cli: Cli) -> None:
-    told = (topic.update_command.__doc__ or "").split("cannot be changed later: ")[1].strip(" .\n").split(", ")
+    printed = (topic.update_command.__doc__ or "").split("cannot be changed later: ")[1].strip(" .\n").split(", ")
     flags = {"ordering": "--aging"}
-    assert set(told) == {flags.get(name, "--" + name.replace("_", "-")) for name in FIXED_FIELDS}
+    assert set(printed) == {flags.get(name, "--" + name.replace("_", "-")) for name in FIXED_FIELDS}
     assert "--mode " not in cli("topic", "update", "--help").stdout
 
 
@@ -161,8 +161,11 @@ def test_list_shows_depths_of_each_topic(cli: Cli) -> None:
     cli("topic", "create", "shop/a", "--partitions", "2")
     for flags in ([], ["--delay", "1h"]):
         cli("put", "b", "x", *flags)
-    told = cli.json("topic", "list")
-    assert [(t["topic"], t["stats"]["ready"], t["stats"]["delayed"]) for t in told] == [("b", 1, 1), ("shop/a", 0, 0)]
+    printed = cli.json("topic", "list")
+    assert [(t["topic"], t["stats"]["ready"], t["stats"]["delayed"]) for t in printed] == [
+        ("b", 1, 1),
+        ("shop/a", 0, 0),
+    ]
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in cli("topic", "list").stdout.splitlines()]
     assert ["b", "1", "1", "0", "0"] in [row[:5] for row in rows]
 
@@ -213,8 +216,8 @@ def test_paused_topic_delivers_nothing_until_it_is_resumed(cli: Cli) -> None:
 
 def test_pause_can_end_at_a_time(cli: Cli) -> None:
     cli("topic", "create", "jobs")
-    (told,) = cli.json("topic", "pause", "jobs", "--until", "2100-01-01T00:00:00Z")
-    assert told == {"topic": "jobs", "paused": True, "until": "2100-01-01T00:00:00Z"}
+    (printed,) = cli.json("topic", "pause", "jobs", "--until", "2100-01-01T00:00:00Z")
+    assert printed == {"topic": "jobs", "paused": True, "until": "2100-01-01T00:00:00Z"}
     assert "is paused until 2" in cli("topic", "pause", "jobs", "--for", "1h").stdout
     assert cli.json("topic", "resume", "jobs") == [{"topic": "jobs", "paused": False}]
     both = cli("topic", "pause", "jobs", "--for", "1h", "--until", "2100-01-01T00:00:00Z", code=1)

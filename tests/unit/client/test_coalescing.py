@@ -209,7 +209,7 @@ async def test_closed_lane_fails_waiting_calls_with_its_error() -> None:
 
 def test_each_call_ends_at_its_own_deadline_while_its_batch_continues() -> None:
     async def go() -> list[tuple[float, str]]:
-        road, told = Road(), []
+        road, reported = Road(), []
         road.open.clear()
 
         async def call(what: str, begin: float) -> None:
@@ -218,15 +218,15 @@ def test_each_call_ends_at_its_own_deadline_while_its_batch_continues() -> None:
                 text = await road.lane.put(what, begin + 10)
             except TimeoutError as error:
                 text = str(error)
-            told.append((asyncio.get_running_loop().time(), text))
+            reported.append((asyncio.get_running_loop().time(), text))
 
         calls = [asyncio.ensure_future(call(what, begin)) for what, begin in (("a", 0), ("b", 1), ("c", 5))]
         await asyncio.sleep(11.5)
         road.open.set()
         await asyncio.gather(*calls)
         assert road.batches == [["a"], ["c"]], "a call past its deadline is not sent"
-        return told
+        return reported
 
-    told = run(go())
-    assert [text for _, text in told] == ["sent=True", "sent=False", "done c"]
-    assert [round(at, 3) for at, _ in told] == [10, 11, 11.5]
+    reported = run(go())
+    assert [text for _, text in reported] == ["sent=True", "sent=False", "done c"]
+    assert [round(at, 3) for at, _ in reported] == [10, 11, 11.5]

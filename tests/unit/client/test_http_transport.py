@@ -28,8 +28,8 @@ def test_every_error_is_raised_as_its_own_class(kind: type[errors.HeaplineError]
 
 
 def test_numbers_too_large_for_javascript_are_strings_in_the_facts() -> None:
-    told = msgspec.json.decode(msgspec.json.encode(error_response(errors.LeaseLost([1 << 60], "jobs"))))
-    assert told["facts"]["lost"] == [str(1 << 60)]
+    reported = msgspec.json.decode(msgspec.json.encode(error_response(errors.LeaseLost([1 << 60], "jobs"))))
+    assert reported["facts"]["lost"] == [str(1 << 60)]
 
 
 @pytest.mark.parametrize(

@@ -65,20 +65,20 @@ def test_client_with_another_deadline_shares_the_clients_loop(wire: Wire) -> Non
 def test_waiting_thread_raises_when_another_closes_the_client(wire: Wire) -> None:
     wire.silent = True
     hl = made()
-    told: list[Exception] = []
+    reported: list[Exception] = []
 
     def wait() -> None:
         try:
             hl.list_topics()
         except Exception as error:
-            told.append(error)
+            reported.append(error)
 
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
     assert wire.asked.wait(20)
     hl.close()
     waiting.join(20)
-    assert [type(error) for error in told] == [Closed]
+    assert [type(error) for error in reported] == [Closed]
 
 
 def test_closed_client_can_be_entered_again(wire: Wire) -> None:

@@ -170,10 +170,10 @@ class NaivePartition:
 
     def enqueue(self, m: NaiveMessage) -> None:
         assert m.id not in self.messages
-        told = m.turn
+        reported = m.turn
         if not m.due:
             self.become_ready(m)
-        assert told in (0, m.turn), "its turn is not the next one of its key"
+        assert reported in (0, m.turn), "its turn is not the next one of its key"
         m.state = "delayed" if m.due else "ready"
         if m.ttl_ms:
             m.expires, m.expires_wall = (m.due or m.enqueued_at) + m.ttl_ms, bool(m.due) and m.wall

@@ -19,11 +19,11 @@ def tally(values: list[float]) -> Tally:
 
 @given(SECONDS)
 def test_cumulated_counts_are_those_at_or_below_each_bound(values: list[float]) -> None:
-    told = tally(values)
+    reported = tally(values)
     for i, bound in enumerate(BOUNDS_MS):
-        assert sum(told.counts[: i + 1]) == sum(value * 1000 <= bound for value in values)
-    assert sum(told.counts) == len(values)
-    assert abs(told.sum_ms - sum(value * 1000 for value in values)) < 1e-3
+        assert sum(reported.counts[: i + 1]) == sum(value * 1000 <= bound for value in values)
+    assert sum(reported.counts) == len(values)
+    assert abs(reported.sum_ms - sum(value * 1000 for value in values)) < 1e-3
 
 
 @given(SECONDS)

@@ -42,19 +42,19 @@ class Story:
         verb, *words = command.split()
         names = [word for word in words if "=" not in word]
         options = dict(word.split("=", 1) for word in words if "=" in word)
-        told = len(self.rig.log)
+        reported = len(self.rig.log)
         before = self.states()
         lost = getattr(self, f"do_{verb}")(names, **options)
-        effects = self.effects(told, before)
+        effects = self.effects(reported, before)
         if isinstance(lost, list):
             effects += [f"{self.name(id)}: lease lost" for id in lost]
         self.rig.check(look=True)
         return effects
 
-    def effects(self, told: int, before: dict[str, str]) -> list[str]:
+    def effects(self, reported: int, before: dict[str, str]) -> list[str]:
         """One line for each message in each event, in order."""
         lines = []
-        for entry in self.rig.log[told:]:
+        for entry in self.rig.log[reported:]:
             (event,) = decode_events(b"\x91" + entry.data, "transcript")
             ids = entry.rows["id"].tolist() if entry.rows is not None else event.ids.tolist()  # type: ignore[union-attr]
             lines += [f"{self.name(id)}: {KIND_NAMES[type(event)]}{self.detail(event, id)}" for id in ids]

@@ -1,6 +1,6 @@
 """Groups on a rig without the calls for them: tests read the log side's state directly.
 
-`told` is the stream as a reader of the journal sees it; memory must agree with it.
+`reported` is the stream as a reader of the journal sees it; memory must agree with it.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ async def ack_below(runner: TopicRunner, offset: int, partition: int = 0, name: 
     await record(runner, decide)
 
 
-async def told(runner: TopicRunner, partition: int = 0) -> Columns:
+async def reported(runner: TopicRunner, partition: int = 0) -> Columns:
     """Return the stream rows of a partition according to its journal, from its start on."""
-    return await runner.io.run(partial(_told, runner, partition))
+    return await runner.io.run(partial(_reported, runner, partition))
 
 
-def _told(runner: TopicRunner, partition: int) -> Columns:
+def _reported(runner: TopicRunner, partition: int) -> Columns:
     parts: list[Columns] = []
     for unit in runner.loaded.journal.reader().read_units():
         for frame in unit.frames:

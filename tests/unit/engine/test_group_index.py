@@ -10,7 +10,7 @@ from heapline.contract.message import Outgoing
 from heapline.core.events import GroupDeleted
 from tests.simulation.fake_disk import FakeDisk
 from tests.unit.engine.rig import Rig, opened, settle, until
-from tests.unit.engine.stream_rig import ack_below, as_lists, make_group, record, told
+from tests.unit.engine.stream_rig import ack_below, as_lists, make_group, record, reported
 
 
 async def everything(rig: Rig) -> None:
@@ -33,7 +33,7 @@ async def everything(rig: Rig) -> None:
 
 async def check(rig: Rig) -> None:
     topic = rig.runner().loaded.topic
-    stream = await told(rig.runner())
+    stream = await reported(rig.runner())
     assert topic.counts[0].total == len(stream.offsets) == 14
     assert len(set(stream.ids.tolist())) == 14, "each message once"
     tail = topic.tails[0]

@@ -433,14 +433,14 @@ async def test_growths_survive_in_snapshot_and_journal() -> None:
         for count in (2, 3, 7):
             await rig.hl.update_topic("jobs", partitions=count)
             await rig.hl.enqueue_batch("jobs", keyed(f"n{count}-"))
-        told = list(rig.runner().loaded.topic.growths)
-        assert [(g.before, g.after) for g in told] == [(1, 2), (2, 3), (3, 7)]
-        assert all(isinstance(g, Grown) and g.until > g.at for g in told[1:])
+        reported = list(rig.runner().loaded.topic.growths)
+        assert [(g.before, g.after) for g in reported] == [(1, 2), (2, 3), (3, 7)]
+        assert all(isinstance(g, Grown) and g.until > g.at for g in reported[1:])
         crashed = Rig(rig.disk.crash())
         await crashed.open()
-        assert crashed.runner().loaded.topic.growths == told
+        assert crashed.runner().loaded.topic.growths == reported
         await crashed.reopen()  # from the snapshot that closing wrote
-        assert crashed.runner().loaded.topic.growths == told
+        assert crashed.runner().loaded.topic.growths == reported
         await crashed.hl.close()
 
 

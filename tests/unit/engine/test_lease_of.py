@@ -58,8 +58,8 @@ async def test_lease_of_waits_until_the_lease_is_durable() -> None:
         assert not pop.done()
         assert not look.done()
         rig.io.release()
-        ((m,), told) = await asyncio.gather(pop, look)
-        assert told == (m.token, "a")
+        ((m,), reported) = await asyncio.gather(pop, look)
+        assert reported == (m.token, "a")
 
 
 async def test_lease_of_waits_until_the_end_of_a_lease_is_durable() -> None:

@@ -9,7 +9,7 @@ import pytest
 from heapline.contract.errors import BadRequest
 from heapline.contract.message import Outgoing
 from tests.unit.engine.rig import Rig, opened
-from tests.unit.engine.stream_rig import told
+from tests.unit.engine.stream_rig import reported
 from tests.unit.engine.test_maintenance import BULK, churn, reclaim
 
 DAY = 86400.0
@@ -73,14 +73,14 @@ async def test_group_that_does_not_hold_is_moved_on_with_the_journals_start(how:
         (place,) = await rig.hl.group_offsets("jobs", "g")
         start, _ = (await rig.hl.offsets("jobs"))[0]
         assert place.committed >= start
-        assert place.lag == len((await told(rig.runner())).offsets)
+        assert place.lag == len((await reported(rig.runner())).offsets)
         (topic,) = (await rig.hl.metrics()).topics
         assert topic.totals["moved_on"] == rig.runner().upkeep.reclaimer.groups_moved_on_total > 0
         await churn(rig)
         await reclaim(rig)
         assert len(rig.files(".seg")) <= 2, "being moved does not make it hold the journal again"
         if how == "unused":
-            assert len(await read(rig)) == await lag(rig) + len((await told(rig.runner())).offsets)
+            assert len(await read(rig)) == await lag(rig) + len((await reported(rig.runner())).offsets)
             assert await lag(rig) == 0
 
 
@@ -247,7 +247,7 @@ async def test_hard_limit_deletes_unread_rows_and_groups_continue_after_them(
             await reclaim(rig)
         assert journal_bytes(rig) <= 5 << 20
         assert first_segment(rig) > 1
-        stream = await told(rig.runner())
+        stream = await reported(rig.runner())
         for again in (False, True):
             if again:
                 await rig.reopen()

@@ -37,15 +37,15 @@ def test_rows_are_iterated_over_acked_and_nacked(hl: Any) -> None:
 
 
 def test_batches_and_their_rows_are_acked_together(hl: Any) -> None:
-    told: list[list[int]] = []
-    with hl.subscribe("jobs", group="g", batches=True, on_assigned=told.append) as batches:
+    reported: list[list[int]] = []
+    with hl.subscribe("jobs", group="g", batches=True, on_assigned=reported.append) as batches:
         batch = next(iter(batches))
         assert (len(batch), list(batch.payloads)[:2]) == (6, [b"0", b"1"])
         batches.ack(batch.messages()[:2])
         assert hl.get_group("jobs", "g").lag == 4
         batches.ack({batch.partition: batch.offsets[2:3].tolist()})
         batch.ack()
-    assert told == [[0]]
+    assert reported == [[0]]
     assert hl.get_group("jobs", "g").lag == 0
 
 

@@ -54,8 +54,8 @@ def folder(tmp_path: Path) -> str:
 def copy(folder: str, meddle: Callable[[str], None]) -> tuple[str, int, int]:
     """Copy the topic and return the copy's directory, its snapshot's unit and its last unit."""
     target = folder + "-copy"
-    told = copy_topic(Meddling(meddle), folder, target, lambda: NOW)
-    return target, told.snapshot_unit, told.unit
+    reported = copy_topic(Meddling(meddle), folder, target, lambda: NOW)
+    return target, reported.snapshot_unit, reported.unit
 
 
 def fail(times: int, suffix: str) -> Callable[[str], None]:

@@ -60,7 +60,7 @@ async def test_retry_with_the_same_keys_after_a_failed_write_creates_one_message
                 except heapline.TopicReloading:
                     await asyncio.sleep(0.01)
         assert await batches.enqueue(shares(b"x", "k")) == {
-            name: [msgspec.structs.replace(e, duplicate=True) for e in told] for name, told in answers.items()
+            name: [msgspec.structs.replace(e, duplicate=True) for e in reported] for name, reported in answers.items()
         }
         assert await ready(rig) == (2, 2)
         assert {b.state for b in await rig.hl.list_batches()} == {"committed"}

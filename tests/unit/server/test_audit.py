@@ -32,11 +32,11 @@ class Rig:
         self.auditing = Audit(self.log, self.clock)
         self.gate = Gate(NoAuthGuard(), [self.auditing])
 
-    def end(self, call: str, error: BaseException | None = None, known: bool = True, **told: Any) -> None:
+    def end(self, call: str, error: BaseException | None = None, known: bool = True, **reported: Any) -> None:
         request = Request(self.gate, "http", call, {"x-correlation-id": "c-1"}, topic="jobs")
         if known:
             request.caller = LOCAL
-        for name, value in told.items():
+        for name, value in reported.items():
             setattr(request, name, value)
         self.auditing.end(request, error)
 

@@ -40,8 +40,8 @@ async def test_only_calls_of_the_revoked_caller_are_ended() -> None:
     guard.out.add("local")
     lasting.check()
     assert guard.asked == 2  # once per principal, not per call
-    told = await asyncio.gather(*mine, return_exceptions=True)
-    assert {type(t) for t in told} == {Unauthenticated}
+    reported = await asyncio.gather(*mine, return_exceptions=True)
+    assert {type(t) for t in reported} == {Unauthenticated}
     assert len(lasting) == 1
     assert not stays.done()
     stays.cancel()
@@ -85,13 +85,13 @@ async def test_task_continues_after_its_block_was_ended() -> None:
         with pytest.raises(Unauthenticated):
             await forever(lasting)
         await asyncio.sleep(0)
-        return "told"
+        return "reported"
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0)
     guard.out.add("local")
     lasting.check()
-    assert await task == "told"
+    assert await task == "reported"
 
 
 async def test_call_of_a_renewed_caller_lasts_as_long_as_the_new_credential() -> None:

@@ -38,8 +38,8 @@ async def test_concurrent_waiting_pops_together_get_as_many_as_the_limit_allows(
         pops = [begin(rig, 5, wait=60.0) for _ in range(4)]
         await settle()
         await fill(rig, 20)
-        told = await asyncio.gather(*pops, return_exceptions=True)
-        assert sum(isinstance(t, ResourceExhausted) for t in told) == 3
+        reported = await asyncio.gather(*pops, return_exceptions=True)
+        assert sum(isinstance(t, ResourceExhausted) for t in reported) == 3
         assert (await rig.hl.stats("jobs")).leased == 5
 
 

@@ -42,7 +42,7 @@ def test_printed_settings_do_not_show_passwords() -> None:
     assert repr(settings) == "ServerSettings(broker_type='sql', data='data', host='127.0.0.1')"
 
 
-def test_server_keeps_series_unless_it_is_told_not_to(tmp_path: Path) -> None:
+def test_server_keeps_series_unless_it_is_configured_not_to(tmp_path: Path) -> None:
     file = tmp_path / "server.yaml"
     file.write_text("{}")
     assert read_settings(file).broker_config().series

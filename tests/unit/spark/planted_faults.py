@@ -119,8 +119,8 @@ def _later(rows: Rows, id: int, partition: int, kind: str) -> Rows:
     empty = dict.fromkeys(last, None)
     copied = ("topic", "partition", "timestamp", "wall_time", "best")
     unit, seq = max(r["unit"] for r in rows) + 1, max(r["seq"] or 0 for r in rows) + 1
-    told = {name: last[name] for name in copied} | {"at": last["timestamp"], "kind": kind, "id": id, "unit": unit}
-    return [*rows, empty | told | {"offset": last["offset"] + 1, "seq": seq if kind == "leased" else None}]
+    reported = {name: last[name] for name in copied} | {"at": last["timestamp"], "kind": kind, "id": id, "unit": unit}
+    return [*rows, empty | reported | {"offset": last["offset"] + 1, "seq": seq if kind == "leased" else None}]
 
 
 #: The planted faults, and the promise that each breaks.

@@ -85,11 +85,11 @@ def test_archive_adds_only_new_rows(hl: Any, tmp_path: Path, lake: Path) -> None
 
 def test_small_rounds_make_the_same_lake(hl: Any, tmp_path: Path, lake: Path) -> None:
     fill(hl, 500)
-    told: list[tuple[int, int]] = []
-    result = run(tmp_path, round_rows=120, on_progress=lambda p: told.append((p.done, p.total)))
+    reported: list[tuple[int, int]] = []
+    result = run(tmp_path, round_rows=120, on_progress=lambda p: reported.append((p.done, p.total)))
     assert result.commits == 2 * 5
-    assert told[-1] == (1000, 1000)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert reported[-1] == (1000, 1000)
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
     check_whole(lake, 500, result)
 
 
@@ -343,14 +343,14 @@ def test_each_day_has_its_own_file_with_statistics(tmp_path: Path) -> None:
 
 
 def test_invalid_archive_is_rejected_and_creates_nothing(hl: Any, tmp_path: Path, lake: Path) -> None:
-    for wrong, told in [
+    for wrong, reported in [
         ({"topic": None}, "no topics selected"),
         ({"pattern": "x"}, "no topics selected"),
         ({"views": ("messages", "messages")}, "views must be distinct and among messages, events"),
         ({"lake_dir": "s3://bucket/lake"}, "a directory that driver and executors share"),
         ({"round_rows": 0}, "round_rows"),
     ]:
-        with pytest.raises(BadRequest, match=told):
+        with pytest.raises(BadRequest, match=reported):
             run(tmp_path, **wrong)
     assert not lake.exists()
 

@@ -79,18 +79,22 @@ async def test_events_has_every_row_once_as_the_engine_reads_it() -> None:
         found, expected = rows(rig, view="events"), naive(rig)
         ends = {p: end for p, (_, end) in (await rig.hl.offsets("jobs")).items()}
         assert [(r["partition"], r["offset"]) for r in found] == [(p, o) for p in sorted(ends) for o in range(ends[p])]
-        for row, told in zip(found, expected, strict=True):
-            assert (row["partition"], row["offset"], row["unit"]) == (told["partition"], told["offset"], told["unit"])
+        for row, reported in zip(found, expected, strict=True):
+            assert (row["partition"], row["offset"], row["unit"]) == (
+                reported["partition"],
+                reported["offset"],
+                reported["unit"],
+            )
             assert (row["kind"], row["id"], row["message_id"]) == (
-                told["kind"], told.get("id"), told.get("message_id"),
+                reported["kind"], reported.get("id"), reported.get("message_id"),
             )  # fmt: skip
-            assert row["timestamp"] == moment(told["time_ms"])
+            assert row["timestamp"] == moment(reported["time_ms"])
             for column in ("holder", "reason", "batch_id", "attempts", "returned"):
-                assert row[column] == told.get(column), (column, row, told)
-            assert row["deadline"] == moment(told.get("deadline"))
+                assert row[column] == reported.get(column), (column, row, reported)
+            assert row["deadline"] == moment(reported.get("deadline"))
             if row["kind"] != "batch_committed":  # which adds facts that are elsewhere in the log
-                assert row["due"] == moment(told.get("due"))
-                assert row["priority"] == told.get("priority")
+                assert row["due"] == moment(reported.get("due"))
+                assert row["priority"] == reported.get("priority")
         kinds = {row["kind"] for row in found}
         assert set(KIND_NAMES.values()) - GROUPS - kinds == {"moved"}
 
@@ -130,7 +134,7 @@ async def test_events_never_show_lease_tokens(secret: str) -> None:
         assert not any(secret in column for column in found[0])
         details = [json.loads(row["details"]) for row in found if row["details"] is not None]
         assert details
-        assert not any(secret in name for told in details for name in told)
+        assert not any(secret in name for reported in details for name in reported)
 
 
 def of_type(annotation: Any, count: int) -> Any:

@@ -18,7 +18,7 @@ from tests.unit.engine.rig import PATH, Rig, opened
 from tests.unit.engine.test_maintenance import churn, reclaim
 from tests.unit.spark.log_rig import read_work, source_of
 
-Told = dict[str, Any]
+Facts = dict[str, Any]
 
 
 class Stream:

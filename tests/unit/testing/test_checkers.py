@@ -11,7 +11,7 @@ from heapline.contract.config import Aging, Backoff, TopicConfig
 from heapline.contract.errors import JournalCorrupt
 from heapline.testing import FakeClock
 from tests.simulation.checkers import judge
-from tests.simulation.history import Call, Dead, Got, History, Outcome, Sent, Told, fairness_key_of, payload_of
+from tests.simulation.history import Call, Dead, Got, History, Outcome, Reply, Sent, fairness_key_of, payload_of
 
 TOPIC = "jobs"
 
@@ -41,8 +41,8 @@ class Tale:
         self, *names: str, ids: Sequence[int] = (), outcome: Outcome = "ok", duplicate: bool = False, **facts: Any
     ) -> Call:
         messages = [Sent(name, payload_of(name, 40), **facts) for name in names]
-        told = [Told(id, duplicate) for id in ids or range(1, len(names) + 1)]
-        return self.call("enqueue", told if outcome == "ok" else None, outcome, messages=messages, atomic=True)
+        reported = [Reply(id, duplicate) for id in ids or range(1, len(names) + 1)]
+        return self.call("enqueue", reported if outcome == "ok" else None, outcome, messages=messages, atomic=True)
 
     def got(self, name: str, id: int = 1, attempts: int = 1, priority: int = 0, at: int | None = None) -> Got:
         self._token += 1
@@ -291,7 +291,7 @@ def test_purge_before_a_resend_may_shorten_an_atomic_batch(first: Outcome, compl
 def test_atomic_batch_is_not_refused_in_part() -> None:
     tale = Tale()
     call = tale.enqueue("a", "b")
-    call.result[1] = Told(0, error="PayloadTooLarge")
+    call.result[1] = Reply(0, error="PayloadTooLarge")
     tale.drain(tale.got("a"))
     assert "BatchAllOrNothing" in tale.broken()
 

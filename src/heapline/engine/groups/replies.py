@@ -37,7 +37,7 @@ UNREADABLE = "record corrupt"
 class Answering:
     def __init__(self, runner: RunningTopic, serving: GroupServing) -> None:
         self._runner, self._serving = runner, serving
-        self._told: dict[tuple[str, str], tuple[str, int]] = {}  # (group, member) -> session, generation
+        self._sent_generations: dict[tuple[str, str], tuple[str, int]] = {}  # (group, member) -> session, generation
         self._unsent: dict[tuple[str, str], tuple[str, list[StreamBatch]]] = {}
 
     def clear(self) -> None:
@@ -45,12 +45,12 @@ class Answering:
 
     def forget(self, group: str, member: str | None = None) -> None:
         """Forget what was sent to a member, or to all members, so that the next answer reports it again."""
-        for known in (self._told, self._unsent):
+        for known in (self._sent_generations, self._unsent):
             for key in [key for key in known if key == (group, member) or (member is None and key[0] == group)]:
                 del known[key]
 
-    def was_told(self, call: FetchCall, generation: int) -> bool:
-        return self._told.get((call.group, call.member)) == (call.session, generation)
+    def knows_generation(self, call: FetchCall, generation: int) -> bool:
+        return self._sent_generations.get((call.group, call.member)) == (call.session, generation)
 
     def split(self, group: Group, share: Share, page: Page | None, now: Now) -> list[StreamBatch | Loose]:
         loose, batch, bad = split_share(share, page, self._runner.name, self._runner.loaded.topic.id_suffix)
@@ -149,7 +149,7 @@ class Answering:
             return
         group = self._runner.loaded.topic.groups.by_name.get(call.group)
         if group is not None and self._serving.sessions.is_current(call.group, call.member, call.session):
-            self._told[call.group, call.member] = (call.session, generation)
+            self._sent_generations[call.group, call.member] = (call.session, generation)
             call.future.set_result(Fetched(_still_held(group, call.member, batches), reads, generation))
         else:  # the member left or was replaced meanwhile, and its rows belong to other members now
             call.future.set_result(Fetched([], [], generation))

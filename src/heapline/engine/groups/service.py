@@ -323,7 +323,7 @@ class StreamServing:
             self._reading.ahead(group, missing)
         elif missing:
             self._reading.wait(call, group, missing)
-        elif call.waits and self._answering.was_told(call, group.members.generation):
+        elif call.waits and self._answering.knows_generation(call, group.members.generation):
             self.waiting.append(call)
         else:
             self._answering.answer(call, group, [])

@@ -261,11 +261,11 @@ class Scheduler:
 
     async def get(self, name: str) -> ScheduleInfo:
         await self._know()
-        return await self._kept.look(lambda book: self._told(book, name))
+        return await self._kept.look(lambda book: self._info(book, name))
 
     async def list_all(self) -> list[ScheduleInfo]:
         await self._know()
-        return await self._kept.look(lambda book: [self._told(book, name) for name in book.names()])
+        return await self._kept.look(lambda book: [self._info(book, name) for name in book.names()])
 
     async def page(self, after: str, limit: int) -> tuple[list[ScheduleInfo], str | None]:
         """Return a page of schedules by name, and the name to continue after. A page of large schedules is short."""
@@ -276,11 +276,11 @@ class Scheduler:
         names = book.names()
         page: PageBuilder[ScheduleInfo] = PageBuilder(limit)
         for name in names[bisect_right(names, after) :]:
-            if not page.add(self._told(book, name)):
+            if not page.add(self._info(book, name)):
                 return page.items, page.items[-1].name
         return page.items, None
 
-    def _told(self, book: Book, name: str) -> ScheduleInfo:
+    def _info(self, book: Book, name: str) -> ScheduleInfo:
         standing = book.get(name)
         return schedule_info(standing, self._troubles.get(standing.state.schedule.name), self._wall_ms())
 
@@ -290,7 +290,7 @@ class Scheduler:
             await self._know()
             if change():
                 await self._keep(name)
-            return await self._kept.look(lambda book: self._told(book, name))
+            return await self._kept.look(lambda book: self._info(book, name))
 
     async def _delete(self, name: str) -> None:
         async with self._locks.alone(name):

@@ -122,8 +122,8 @@ def test_embedded_bench_measures_in_a_scratch_directory_and_removes_it(tmp_path:
     options = ["--seconds", "0.1", "--size", "32", "--concurrency", "2", "--json"]
     result = runner.invoke(main.app, ["bench", "--data", str(tmp_path), *options])
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert (told["size"], told["concurrency"], len(told["loads"]), len(told["baselines"])) == (32, 2, 5, 2)
+    printed = json.loads(result.stdout)
+    assert (printed["size"], printed["concurrency"], len(printed["loads"]), len(printed["baselines"])) == (32, 2, 5, 2)
     assert list(tmp_path.iterdir()) == []
 
 

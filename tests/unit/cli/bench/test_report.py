@@ -63,13 +63,13 @@ def test_table_fits_into_80_columns_and_names_the_baseline_of_each_load() -> Non
 
 
 def test_json_separates_loads_and_baselines() -> None:
-    told = report_json(report())
-    assert [row["name"] for row in told["baselines"]] == [
+    output = report_json(report())
+    assert [row["name"] for row in output["baselines"]] == [
         "fsynced writes of 100", "fsynced writes of 1", "bare TCP calls",
     ]  # fmt: skip
-    assert told["loads"][0] == {
+    assert output["loads"][0] == {
         "name": "enqueue, 100 a call", "messages": 1_000_000, "seconds": 2.0, "rate": 500_000.0, "p50_ms": 50.0,
         "p95_ms": 95.0, "p99_ms": 99.0, "of_each": "call",
         "baseline": {"name": "fsynced writes of 100", "of": "rate", "ratio": 0.25},
     }  # fmt: skip
-    assert told["loads"][2]["baseline"] == {"name": "fsynced writes of 1", "of": "time", "ratio": 50.0}
+    assert output["loads"][2]["baseline"] == {"name": "fsynced writes of 1", "of": "time", "ratio": 50.0}

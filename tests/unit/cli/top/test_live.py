@@ -17,7 +17,7 @@ from heapline.contract.message import TopicInfo, TopicStats
 from tests.unit.cli.top.rig import stats
 
 
-class Told:
+class ScriptedBroker:
     """A broker that answers each sample with the next of these."""
 
     def __init__(self, *looks: TopicStats | Exception) -> None:
@@ -42,7 +42,7 @@ class Told:
 def live(*looks: TopicStats | Exception, topic: str | None = None) -> LiveView:
     screen = Screen("queue.example:7400", 1.0, topic=topic)
     console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True)
-    return LiveView(Told(*looks), screen, console)
+    return LiveView(ScriptedBroker(*looks), screen, console)
 
 
 def text_of(view: LiveView) -> str:
@@ -50,7 +50,7 @@ def text_of(view: LiveView) -> str:
 
 
 async def test_json_lines_report_a_failed_sample_and_continue(capsys: pytest.CaptureFixture[str]) -> None:
-    broker: Any = Told(stats(ready=1), DeadlineExceeded("ListHeaps"), stats(ready=3), BadRequest("enough"))
+    broker: Any = ScriptedBroker(stats(ready=1), DeadlineExceeded("ListHeaps"), stats(ready=3), BadRequest("enough"))
     with pytest.raises(BadRequest):
         await print_json_lines(broker, Screen("queue.example:7400", 0.001), once=False)
     first, lost, last = map(json.loads, capsys.readouterr().out.splitlines())
@@ -61,7 +61,7 @@ async def test_json_lines_report_a_failed_sample_and_continue(capsys: pytest.Cap
 
 async def test_unreachable_server_at_start_is_an_error() -> None:
     with pytest.raises(DeadlineExceeded):
-        await print_json_lines(Told(DeadlineExceeded("ListHeaps")), Screen("x", 0.001), once=False)
+        await print_json_lines(ScriptedBroker(DeadlineExceeded("ListHeaps")), Screen("x", 0.001), once=False)
     with pytest.raises(DeadlineExceeded):
         await live(DeadlineExceeded("ListHeaps")).run()
 

@@ -176,7 +176,7 @@ def test_percentile_is_in_the_bucket_of_that_rank(counts: list[int], percent: in
 # -- looking -----------------------------------------------------------------------------------------------------------
 
 
-class Told:
+class ScriptedBroker:
     """A broker with the two methods that sampling calls."""
 
     def __init__(self, **topics: TopicStats | Exception) -> None:
@@ -188,29 +188,29 @@ class Told:
 
     async def stats(self, name: str) -> TopicStats:
         self.asked += 1
-        told = self.topics[name]
-        if isinstance(told, Exception):
-            raise told
-        return told
+        output = self.topics[name]
+        if isinstance(output, Exception):
+            raise output
+        return output
 
 
 def looked(**topics: TopicStats | Exception) -> dict[str, TopicStats | str]:
-    return dict(asyncio.run(sample(Told(**topics))).topics)  # type: ignore[arg-type]
+    return dict(asyncio.run(sample(ScriptedBroker(**topics))).topics)  # type: ignore[arg-type]
 
 
 def test_error_of_one_topic_is_shown_in_its_row() -> None:
     good = stats()
-    told = looked(
+    output = looked(
         good=good, gone=TopicNotFound("gone"), mine=PermissionDenied("ann", "consume", "mine"),
         late=DeadlineExceeded("Stats"), bad=JournalCorrupt("1.seg", 2, "torn"),
     )  # fmt: skip
-    assert told == {
+    assert output == {
         "good": good, "mine": "no permission", "late": "no answer", "bad": "damaged: see heapline journal verify",
     }  # fmt: skip
 
 
 def test_sampling_stops_when_the_server_answers_for_no_topic() -> None:
-    broker = Told(**{f"t{n}": DeadlineExceeded("Stats") for n in range(100)})
+    broker = ScriptedBroker(**{f"t{n}": DeadlineExceeded("Stats") for n in range(100)})
     with pytest.raises(DeadlineExceeded):
         asyncio.run(sample(broker))  # type: ignore[arg-type]
     assert broker.asked < 40

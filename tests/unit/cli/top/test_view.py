@@ -170,12 +170,12 @@ def test_ascii_terminal_gets_only_ascii() -> None:
 
 def test_json_has_rates_waits_and_percentiles() -> None:
     of = watch()
-    told = json.loads(json_line(watch_json(of, of.rows(), SERVER, in_full=True)))
-    mail = next(topic for topic in told["topics"] if topic["topic"] == "mail")
+    printed = json.loads(json_line(watch_json(of, of.rows(), SERVER, in_full=True)))
+    mail = next(topic for topic in printed["topics"] if topic["topic"] == "mail")
     assert (mail["rates"]["enqueued"], mail["due_10s"], mail["due_60s"], mail["lease_ends_in"]) == (1500, 7, 15, 4.2)
     assert mail["partitions"][1]["throttled"] == "a bad disk"
-    assert {"topic": "sick", "trouble": "reloading"} in told["topics"]
-    assert told["totals"]["ready"] == 1_234_567
+    assert {"topic": "sick", "trouble": "reloading"} in printed["topics"]
+    assert printed["totals"]["ready"] == 1_234_567
     assert set(PartitionStats.__struct_fields__) < set(mail["partitions"][0])
 
 
@@ -183,8 +183,8 @@ def test_topic_of_a_broker_without_a_log_shows_no_disk() -> None:
     of = Watch()
     of.add(Sample(0.0, {"jobs": stats(log=None, spine=None)}))
     assert "disk" not in "\n".join(listed(of, screen(), 200) + detailed(of, screen(topic="jobs"), 200))
-    told = json.loads(json_line(watch_json(of, of.rows(), SERVER)))
-    assert (told["topics"][0]["journal_bytes"], told["totals"]["journal_bytes"]) == (None, None)
+    printed = json.loads(json_line(watch_json(of, of.rows(), SERVER)))
+    assert (printed["topics"][0]["journal_bytes"], printed["totals"]["journal_bytes"]) == (None, None)
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

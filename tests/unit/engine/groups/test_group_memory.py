@@ -42,7 +42,7 @@ async def test_removed_member_leaves_no_state() -> None:
             await fetch(rig.hl, f"m{i}")
             await rig.hl.group_leave("jobs", "g", f"m{i}", session="s")
         assert not rig.runner().loaded.topic.groups.by_name["g"]._turns
-        assert not rig.runner().streams._answering._told
+        assert not rig.runner().streams._answering._sent_generations
 
 
 async def test_member_count_is_limited_to_what_one_event_can_name() -> None:

@@ -25,9 +25,9 @@ async def test_scheduler_delay_is_from_due_to_fired() -> None:
     async with await world(clock) as hl:
         await hl.enqueue("jobs", b"x", delay=1.0)
         await let_pass(clock, 1.9)  # and a tick more
-        told = (await hl.stats("jobs")).latencies["fired"]
-        assert sum(told.counts) == 1
-        assert 900 <= told.sum_ms <= 1100
+        reported = (await hl.stats("jobs")).latencies["fired"]
+        assert sum(reported.counts) == 1
+        assert 900 <= reported.sum_ms <= 1100
 
 
 async def test_lag_redeliveries_timeouts_and_rebalances_are_measured() -> None:
@@ -46,5 +46,5 @@ async def test_lag_redeliveries_timeouts_and_rebalances_are_measured() -> None:
         (topic,) = (await hl.metrics()).topics
         (group,) = topic.groups
         assert (group.name, group.lag, group.members, group.dead) == ("g", 1, 1, 0)
-        told = {name: topic.totals[name] for name in ("redeliveries", "rebalances", "group_timeouts", "group_dead")}
-        assert told == {"redeliveries": 1, "rebalances": 1, "group_timeouts": 1, "group_dead": 0}
+        reported = {name: topic.totals[name] for name in ("redeliveries", "rebalances", "group_timeouts", "group_dead")}
+        assert reported == {"redeliveries": 1, "rebalances": 1, "group_timeouts": 1, "group_dead": 0}

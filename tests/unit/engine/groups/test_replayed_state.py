@@ -14,7 +14,7 @@ from heapline.contract.message import Outgoing
 from heapline.contract.stream import Fetched
 from heapline.engine.topic import Topic
 from tests.unit.engine.rig import Rig, opened
-from tests.unit.engine.stream_rig import told
+from tests.unit.engine.stream_rig import reported
 
 MEMBERS = ("a", "b", "c")
 CONFIG: dict[str, Any] = {"ack_timeout": 5.0, "max_retries": 1, "member_lease": 8.0}
@@ -107,7 +107,7 @@ class Walk:
 async def facts(rig: Rig) -> dict[str, Any]:
     """Return the state on which later decisions depend: without how far the committed offset passed unrelated rows."""
     topic: Topic = rig.runner().loaded.topic
-    streams = [(await told(rig.runner(), p.number)).offsets for p in topic.partitions]
+    streams = [(await reported(rig.runner(), p.number)).offsets for p in topic.partitions]
     found: dict[str, Any] = {
         "totals": [count.total for count in topic.counts],
         "pins": [sorted(pins.to_state()) for pins in topic.following.pins],

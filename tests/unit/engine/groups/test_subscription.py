@@ -151,24 +151,24 @@ async def test_buffered_rows_past_their_deadline_are_not_delivered() -> None:
 
 
 async def test_members_receive_assigned_and_revoked_partitions() -> None:
-    told: list[tuple[str, list[int]]] = []
+    reported: list[tuple[str, list[int]]] = []
 
     async def revoked(partitions: list[int]) -> None:
-        told.append(("a lost", partitions))
+        reported.append(("a lost", partitions))
 
     async with await world(partitions=2) as hl:
         first = hl.subscribe(
-            "jobs", group="g", on_assigned=lambda partitions: told.append(("a got", partitions)), on_revoked=revoked
+            "jobs", group="g", on_assigned=lambda partitions: reported.append(("a got", partitions)), on_revoked=revoked
         )
         async with first:
-            assert told == [("a got", [0, 1])]
-            second = hl.subscribe("jobs", group="g", on_assigned=lambda p: told.append(("b got", p)))
+            assert reported == [("a got", [0, 1])]
+            second = hl.subscribe("jobs", group="g", on_assigned=lambda p: reported.append(("b got", p)))
             async with second:
                 await steps()
-                assert told[1:] in ([("b got", [1]), ("a lost", [1])], [("b got", [0]), ("a lost", [0])])
+                assert reported[1:] in ([("b got", [1]), ("a lost", [1])], [("b got", [0]), ("a lost", [0])])
                 assert sorted(first.partitions + second.partitions) == [0, 1]
             await steps()
-            assert told[-1][0] == "a got"
+            assert reported[-1][0] == "a got"
             assert first.partitions == [0, 1]
 
 
@@ -258,11 +258,11 @@ async def test_member_is_removed_if_its_hook_raises_while_joining() -> None:
 
 
 async def test_member_cancelled_while_joining_is_removed_and_may_rejoin() -> None:
-    told: list[list[int]] = []
+    reported: list[list[int]] = []
 
     async def slow(partitions: list[int]) -> None:
-        told.append(partitions)
-        if len(told) == 1:
+        reported.append(partitions)
+        if len(reported) == 1:
             await asyncio.Event().wait()
 
     async with await world(1) as hl:
@@ -273,7 +273,7 @@ async def test_member_cancelled_while_joining_is_removed_and_may_rejoin() -> Non
         assert await members(hl) == []
         async with asyncio.timeout(5):
             await (await anext(subscription)).ack()
-        assert told == [[0], [0]]
+        assert reported == [[0], [0]]
         await subscription.close()
 
 

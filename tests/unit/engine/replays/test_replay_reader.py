@@ -332,8 +332,8 @@ async def test_live_message_is_read_at_its_current_position(mode: str, monkeypat
         monkeypatch.setattr(journal, "load", moved_away)
         rows = await read(rig.hl, mode=mode)
         assert looks == [2, 1], "the record of the live message was read at its current position"
-        told = {(r.payload, r.key, r.headers.get("h"), r.priority) for r in rows}
-        assert told == {(b"kept", "k", "v", 7), (b"beside", None, None, 9)}
+        reported = {(r.payload, r.key, r.headers.get("h"), r.priority) for r in rows}
+        assert reported == {(b"kept", "k", "v", 7), (b"beside", None, None, 9)}
 
 
 async def test_running_replay_pins_its_part_of_the_journal_until_it_ends(

@@ -45,20 +45,20 @@ async def test_no_secret_in_exceptions_or_logs(caplog: pytest.LogCaptureFixture)
     await rig.guard.authenticate(key)
     rig.guard.keys.revoke(key_id)
     rig.guard.users.change("ada@example.org", disabled=True)
-    told = []
+    reported = []
     for credential in (key, token, token[:-2], new_key()[1].reveal(), key + "x", f"Bearer {key} {token}"):
         with pytest.raises(HeaplineError) as caught:
             await rig.guard.authenticate(credential)
         # Log it as a server would: the whole chain, without the source lines of this test.
-        told += [str(caught.value), repr(caught.value.facts()), repr(caught.value.__context__)]
+        reported += [str(caught.value), repr(caught.value.facts()), repr(caught.value.__context__)]
     with pytest.raises(HeaplineError) as caught:
         rig.guard.keys.revoke(new_key()[1].reveal())
-    told += traceback.format_exception_only(caught.value)
+    reported += traceback.format_exception_only(caught.value)
     with pytest.raises(HeaplineError) as caught:
         await rig.guard.login("ada@example.org", Secret(PASSWORD + PASSWORD))
-    told += traceback.format_exception_only(caught.value)
-    told.append(caplog.text)
-    everything = "\n".join(told)
+    reported += traceback.format_exception_only(caught.value)
+    reported.append(caplog.text)
+    everything = "\n".join(reported)
     for hidden in (key.split("_", 2)[2], token.split(".")[2], PASSWORD, rig.admin_key.split("_", 2)[2]):
         assert hidden not in everything
     assert "first admin key created" in caplog.text  # proves that the log was captured

@@ -41,25 +41,25 @@ def rows_of(*topics: TopicMeasures, topics_max: int = 200) -> dict[str, dict[tup
 
 
 def test_topics_beyond_the_limit_are_summed_under_other() -> None:
-    told = rows_of(*(topic(f"t{i}", age_ms=1000 * i) for i in range(5)), topics_max=2)
-    assert told["inflight"] == {("t0",): 2, ("t1",): 2, (OTHER,): 6}
-    assert told["backlog"] == {("t0", "0"): 1, ("t1", "0"): 1, (OTHER, OTHER): 3}
-    assert told["enqueued_total"][OTHER,] == 30
-    assert sum(told["enqueue_latency_ms"][OTHER,].counts) == 3  # type: ignore[union-attr]
-    assert told["oldest_ready_age_seconds"][OTHER, OTHER] == 4  # the maximum, not the sum
-    assert told["topics"] == {(): 5}
+    reported = rows_of(*(topic(f"t{i}", age_ms=1000 * i) for i in range(5)), topics_max=2)
+    assert reported["inflight"] == {("t0",): 2, ("t1",): 2, (OTHER,): 6}
+    assert reported["backlog"] == {("t0", "0"): 1, ("t1", "0"): 1, (OTHER, OTHER): 3}
+    assert reported["enqueued_total"][OTHER,] == 30
+    assert sum(reported["enqueue_latency_ms"][OTHER,].counts) == 3  # type: ignore[union-attr]
+    assert reported["oldest_ready_age_seconds"][OTHER, OTHER] == 4  # the maximum, not the sum
+    assert reported["topics"] == {(): 5}
 
 
 def test_partitions_beyond_the_limit_share_one_series() -> None:
-    told = rows_of(topic("wide", PARTITIONS_MAX + 7, ready=3))["backlog"]
-    assert len(told) == PARTITIONS_MAX + 1
-    assert told["wide", OTHER] == 21
+    reported = rows_of(topic("wide", PARTITIONS_MAX + 7, ready=3))["backlog"]
+    assert len(reported) == PARTITIONS_MAX + 1
+    assert reported["wide", OTHER] == 21
 
 
 def test_groups_beyond_the_limit_share_one_series() -> None:
-    told = rows_of(topic("followed", groups=GROUPS_MAX + 3))["group_lag"]
-    assert len(told) == GROUPS_MAX + 1
-    assert (told["followed", "g0"], told["followed", OTHER]) == (5, 15)
+    reported = rows_of(topic("followed", groups=GROUPS_MAX + 3))["group_lag"]
+    assert len(reported) == GROUPS_MAX + 1
+    assert (reported["followed", "g0"], reported["followed", OTHER]) == (5, 15)
 
 
 def test_written_bytes_never_decrease() -> None:

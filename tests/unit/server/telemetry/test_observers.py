@@ -25,7 +25,7 @@ from heapline.server.telemetry.metrics import CallCounts
 from heapline.server.telemetry.traces import Traces
 
 
-def told(counts: CallCounts) -> dict[str, Any]:
+def reported(counts: CallCounts) -> dict[str, Any]:
     rows = Rows()
     counts.add_to(rows)
     return rows.by_name
@@ -37,13 +37,13 @@ async def test_calls_are_counted_by_how_they_end() -> None:
     for error in (None, LeaseLost([1], "jobs"), RuntimeError("bug"), asyncio.CancelledError()):
         with contextlib.nullcontext() if error is None else pytest.raises(type(error)):
             async with Request(gate, "grpc", "Ack", {}):
-                assert told(counts)["calls_open"]["grpc", "Ack"] == 1
+                assert reported(counts)["calls_open"]["grpc", "Ack"] == 1
                 if error is not None:
                     raise error
-    ended = told(counts)["calls_total"]
+    ended = reported(counts)["calls_total"]
     assert ended == {("grpc", "Ack", code): 1 for code in ("OK", "FAILED_PRECONDITION", "INTERNAL", "CANCELLED")}
-    assert told(counts)["calls_open"]["grpc", "Ack"] == 0
-    assert sum(told(counts)["call_duration_ms"]["grpc", "Ack"].counts) == 4
+    assert reported(counts)["calls_open"]["grpc", "Ack"] == 0
+    assert sum(reported(counts)["call_duration_ms"]["grpc", "Ack"].counts) == 4
 
 
 async def test_rejected_caller_is_counted() -> None:
@@ -55,17 +55,17 @@ async def test_rejected_caller_is_counted() -> None:
     with pytest.raises(HeaplineError):
         async with Request(Gate(Nobody(), [counts]), "http", "Stats", {}):
             pass
-    assert told(counts)["calls_total"] == {("http", "Stats", "UNAUTHENTICATED"): 1, ("http", "Stats", "OK"): 0}
-    assert told(counts)["calls_open"]["http", "Stats"] == 0
+    assert reported(counts)["calls_total"] == {("http", "Stats", "UNAUTHENTICATED"): 1, ("http", "Stats", "OK"): 0}
+    assert reported(counts)["calls_open"]["http", "Stats"] == 0
 
 
 async def test_stream_counts_as_open_and_records_no_duration() -> None:
     counts = CallCounts(["PopStream"])
-    assert told(counts)["streams_open"]["grpc", "PopStream"] == 0
+    assert reported(counts)["streams_open"]["grpc", "PopStream"] == 0
     async with Request(Gate(NoAuthGuard(), [counts]), "grpc", "PopStream", {}, is_stream=True):
-        assert told(counts)["streams_open"]["grpc", "PopStream"] == 1
-    assert told(counts)["streams_open"]["grpc", "PopStream"] == 0
-    assert "call_duration_ms" not in told(counts)
+        assert reported(counts)["streams_open"]["grpc", "PopStream"] == 1
+    assert reported(counts)["streams_open"]["grpc", "PopStream"] == 0
+    assert "call_duration_ms" not in reported(counts)
 
 
 async def test_call_that_waited_is_counted_and_its_duration_is_not() -> None:
@@ -74,8 +74,8 @@ async def test_call_that_waited_is_counted_and_its_duration_is_not() -> None:
     for wait in (0.0, 5.0):
         async with Request(gate, "grpc", "Pop", {}) as request:
             gate.admit(request, Pop("jobs", wait=wait))
-    assert told(counts)["calls_total"]["grpc", "Pop", "OK"] == 2
-    assert sum(told(counts)["call_duration_ms"]["grpc", "Pop"].counts) == 1
+    assert reported(counts)["calls_total"]["grpc", "Pop", "OK"] == 2
+    assert sum(reported(counts)["call_duration_ms"]["grpc", "Pop"].counts) == 1
 
 
 async def test_call_ending_in_another_context_is_still_ended(
