@@ -22,7 +22,7 @@ import heapline
 from heapline.cli.journal.check import verify_topic
 from heapline.cli.journal.topic_files import TopicFiles
 from heapline.contract.errors import CorruptionError
-from heapline.core.placement import place_one
+from heapline.core.placement import place
 from heapline.engine import snapshot_state
 from heapline.engine.catalog import Catalog
 from heapline.journal.recovery import Scan
@@ -304,7 +304,7 @@ def test_refused_topic_raises_corruption_for_every_call(base: Base) -> None:
 def test_reclaimed_journal_without_snapshots_is_rejected() -> None:
     """Facts in the reclaimed part about a partition without later rows (offsets, keys, ids) would be lost unnoticed."""
     disk, clock = RamDisk(), FixedClock()
-    silent, other = (next(k for k in map(str, range(99)) if place_one(k.encode(), 2) == p) for p in (1, 0))
+    silent, other = (next(k for k in map(str, range(99)) if place([k.encode()], 2) == [p]) for p in (1, 0))
 
     async def build() -> RamDisk:
         async with broker(disk, clock) as hl:

@@ -59,10 +59,6 @@ def place(keys: list[bytes], partitions: int) -> I64:
     return placed
 
 
-def place_one(key: bytes, partitions: int) -> int:
-    return int(place([key], partitions)[0])
-
-
 def _score(hashes: U64, constants: U64, out: U64, scratch: U64) -> None:
     """Compute the score of every key (rows) at every partition (columns). The multiplications wrap on purpose."""
     np.bitwise_xor(hashes[:, None], constants, out=out)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from heapline.contract.errors import BadRequest
 from heapline.core.ids import PARTITIONS_MAX
-from heapline.core.placement import place, place_one
+from heapline.core.placement import place
 
 KEYS = [b"key-%d" % i for i in range(20_000)]
 
@@ -58,7 +58,7 @@ def test_keys_spread_evenly(partitions: int) -> None:
 @given(st.lists(st.binary(max_size=20), max_size=40), st.integers(1, PARTITIONS_MAX))
 def test_batch_places_each_key_like_a_single_one_and_in_range(keys: list[bytes], partitions: int) -> None:
     placed = place(keys, partitions)
-    assert placed.tolist() == [place_one(key, partitions) for key in keys]
+    assert placed.tolist() == [place([key], partitions).item() for key in keys]
     assert all(0 <= p < partitions for p in placed.tolist())
 
 

@@ -114,23 +114,24 @@ def test_worker_events_add_no_stream_rows(event: AnyEvent) -> None:
     assert not len(stream_of(event, 0).offsets)
 
 
-def test_stream_is_counted_exactly_from_the_mark_before() -> None:
+def test_stream_is_counted_exactly_to_the_mark_after() -> None:
     count, offsets = StreamCount(), np.arange(0, 60_000, 3)
     for start in range(0, len(offsets), 1000):
         count.add(int(offsets[start]), 1000)
     again = StreamCount.from_state(msgspec.msgpack.decode(msgspec.msgpack.encode(count.to_state())))
     assert again.total == 20_000
-    for offset in (0, 1, 29_999, 30_000, 59_999, 70_000):
-        mark, below = again.mark_before(offset)
-        assert mark <= offset
+    for offset in (0, 1, 29_999, 30_000):
+        mark, below = again.mark_after(offset) or (-1, -1)
+        assert offset <= mark
         assert below == np.searchsorted(offsets, mark)
-        assert np.searchsorted(offsets, offset) - below <= MARK_ROWS + 1000
+        assert below - np.searchsorted(offsets, offset) <= MARK_ROWS + 1000
+    assert again.mark_after(59_999) is again.mark_after(70_000) is None, "the caller counts from the end"
     again.forget_below(30_000, (60_000, 20_000))
-    mark, below = again.mark_before(30_000)
+    mark, below = again.mark_after(0) or (-1, -1)
     assert 30_000 <= mark <= 30_000 + 3 * (MARK_ROWS + 1000)
     assert below == np.searchsorted(offsets, mark)
     again.forget_below(60_000, (60_000, 20_000))
-    assert again.mark_before(60_000) == (60_000, 20_000)
+    assert again.mark_after(60_000) == (60_000, 20_000)
     again.add(80_000, 0)
     assert again.total == 20_000
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import heapline
 from heapline import Outgoing
 from heapline.core.ids import partition_of
-from heapline.core.placement import place_one
+from heapline.core.placement import place
 from heapline.engine.columns import INT64_MAX
 from heapline.engine.duplicates import SHARE_BITS
 from tests.simulation.loop import run
@@ -101,7 +101,7 @@ async def test_key_places_new_numbered_messages_over_the_current_partitions() ->
         await rig.hl.update_topic("jobs", partitions=8)
         await send(rig, batch(0, 1))  # every partition records the epoch
         found = await send(rig, [Outgoing(b"x", seq=seq, key=f"k{seq}") for seq in range(1, 20)])
-        assert [partition_of(r.id) for r in found] == [place_one(b"k%d" % seq, 8) for seq in range(1, 20)]
+        assert [partition_of(r.id) for r in found] == place([b"k%d" % seq for seq in range(1, 20)], 8).tolist()
 
 
 async def test_idempotency_keys_of_numbered_calls_are_recorded() -> None:

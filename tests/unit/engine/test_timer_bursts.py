@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heapline.contract.message import Outgoing
-from heapline.core.placement import place_one
+from heapline.core.placement import place
 from heapline.engine.timers import IN_LINE, INF, QUANTUM_ROWS, Wakes
 from tests.unit.engine.rig import Rig, opened, settle
 
@@ -124,7 +124,7 @@ async def test_bursts_of_several_partitions_progress_evenly() -> None:
 
 
 def _key_of(number: int) -> str:
-    return next(f"k{i}" for i in range(1000) if place_one(b"k%d" % i, 5) == number)
+    return next(f"k{i}" for i in range(1000) if place([b"k%d" % i], 5) == [number])
 
 
 async def test_few_timers_of_one_partition_do_not_wait_for_anothers_burst() -> None:

@@ -25,7 +25,7 @@ up to the partition's end.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -95,7 +95,7 @@ def _chosen(offset: int, ids: Any, positions: I64, which: npt.NDArray[np.bool_])
 class StreamCount:
     """Count of a partition's stream rows, with a mark every few thousand. Lag is computed from it.
 
-    Exact at the end and at the marks; for an offset in between, the caller reads on from the mark before it.
+    Exact at the end and at the marks; for an offset in between, the caller counts back from the mark after it.
     """
 
     def __init__(self, offset: int = 0) -> None:
@@ -112,13 +112,11 @@ class StreamCount:
             self._counts.append(self.total)
         self.total += rows
 
-    def mark_before(self, offset: int) -> tuple[int, int]:
-        """Return a mark at or before this offset and the number of stream rows below it; the first mark if none is."""
-        at = max(0, bisect_right(self._offsets, offset) - 1)
-        return self._offsets[at], self._counts[at]
-
     def mark_after(self, offset: int) -> tuple[int, int] | None:
-        """Return the mark at or after this offset, or None if there is none yet. Rows before it may be reclaimed."""
+        """Return the mark at or after this offset and the number of stream rows below it, or None if there is none yet.
+
+        Rows before the offset may be reclaimed, so the caller counts back from the mark.
+        """
         at = bisect_left(self._offsets, offset)
         return (self._offsets[at], self._counts[at]) if at < len(self._offsets) else None
 
