@@ -33,6 +33,7 @@ def settings(client: ConnectedBroker) -> tuple[Any, Any]:
 
 def test_client_is_made_without_connecting_and_without_a_loop() -> None:
     assert settings(heapline.connect("queue:7400", api_key="hl_key")) == (("queue:7400",), "hl_key")
+    assert settings(heapline.connect("queue:7400", api_key="hl_key\n"))[1] == "hl_key"  # read from a file
     assert settings(heapline.connect()) == (("localhost:7400",), None)
     assert settings(heapline.connect(endpoints=["a:1", "b:1"])) == (("a:1", "b:1"), None)
 
@@ -250,8 +251,9 @@ async def test_port_of_another_protocol_is_refused_at_once(scheme: str, answered
     assert connections == 1, "it was not tried again"
 
 
-async def test_http_server_that_cannot_be_reached_was_not_reached() -> None:
-    async with heapline.connect("http://127.0.0.1:1", deadline=0.3) as hl:
+async def test_http_server_that_cannot_be_reached_was_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("heapline.client.wrappers.retrying.pauses", lambda: itertools.repeat(60.0))
+    async with heapline.connect("http://127.0.0.1:1", deadline=30) as hl:
         with pytest.raises(DeadlineExceeded, match=r"could not connect to http://127\.0\.0\.1:1, so nothing changed"):
             await hl.enqueue("jobs", b"x")
 
