@@ -27,17 +27,6 @@ async def take(subscription: Any, count: int) -> list[Any]:
     return found
 
 
-async def take_rows(subscription: Any, count: int) -> list[StreamMessage]:
-    """Read this many rows from batches; return all batches that contain them."""
-    found: list[StreamMessage] = []
-    async with asyncio.timeout(20):
-        async for batch in subscription:
-            found += batch.messages()
-            if len(found) >= count:
-                break
-    return found
-
-
 async def until(holds: Callable[[], Any]) -> None:
     async with asyncio.timeout(20):
         while not await holds():  # noqa: ASYNC110 - nothing tells when

@@ -83,10 +83,6 @@ class Inode:
 
     # -- durability ------------------------------------------------------------------------------------------------
 
-    @property
-    def is_synced(self) -> bool:
-        return not self._dirty and self._cut is None and self._sizes[-1] == self._sizes[0]
-
     def sync(self) -> None:
         for sector in self._dirty:
             del self._old[sector]

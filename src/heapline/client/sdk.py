@@ -224,9 +224,11 @@ class ConnectedBroker(Broker):
 
 
 def check_key(api_key: str) -> str:
-    if not isinstance(api_key, str) or not api_key.strip() or not api_key.isascii() or not api_key.isprintable():
+    """Return the key without the white space around it, such as the line break at the end of a file."""
+    key = api_key.strip() if isinstance(api_key, str) else ""
+    if not key or not key.isascii() or not key.isprintable():
         raise BadRequest("api_key must be the text that `heapline keys create` printed, without line breaks")
-    return api_key.strip()
+    return key
 
 
 class _Within(ConnectedBroker):
