@@ -90,7 +90,7 @@ async def test_backup_under_load_is_complete_and_passes_every_checksum(tmp_path:
             await asyncio.to_thread(backup, data, tmp_path / f"copy{number}")
             taken.append((*before, set(load.asked), set(load.ack_asked)))
         running.cancel()
-        reclaimed = broker.topics.runner("jobs").upkeep.segments_reclaimed_total
+        reclaimed = broker.topics.runner("jobs").maintenance.segments_reclaimed_total
     assert reclaimed > 2  # otherwise this proves little
     for number, (enqueued, acked, asked, ack_asked) in enumerate(taken):
         copy = tmp_path / f"copy{number}"

@@ -104,9 +104,9 @@ async def _build(*, snapshots: bool, reclaimed: bool) -> Base:
 
 async def _reclaim(hl: Any) -> None:
     """Poll until the journal's beginning is deleted; messages that are still live there are moved."""
-    upkeep = hl.topics._runners[TOPIC].upkeep
+    maintenance = hl.topics._runners[TOPIC].maintenance
     for _ in range(4):
-        await upkeep.reclaim()
+        await maintenance.reclaim()
         await hl.enqueue(TOPIC, b"more", priority=99)
         await hl.snapshot(TOPIC)
 
@@ -315,7 +315,7 @@ def test_reclaimed_journal_without_snapshots_is_rejected() -> None:
             for _ in range(3):
                 await hl.enqueue_batch(TOPIC, [heapline.Outgoing(b"." * 4000, key=other)] * 60)
                 await hl.snapshot(TOPIC)
-            await hl.topics._runners[TOPIC].upkeep.reclaim()
+            await hl.topics._runners[TOPIC].maintenance.reclaim()
             assert segment_path(FOLDER, 1) not in disk.paths()
             return disk.copy()
 

@@ -37,7 +37,7 @@ async def test_streams_are_limited_per_key_and_an_ended_one_frees_its_slot(tmp_p
     async with GuardedRig(tmp_path, streams_per_key=2) as rig:
         _, one = rig.key("*:produce,consume")
         _, other = rig.key("*:produce,consume")
-        async with rig.as_(one) as broker, rig.as_(other) as neighbour:
+        async with rig.as_(one) as broker, rig.as_(other) as neighbor:
             streams = await open_streams(rig, broker, 2)
             for stream in (
                 broker.calls.stream("PopStream", Requests(pop_start(credits=1))),
@@ -45,7 +45,7 @@ async def test_streams_are_limited_per_key_and_an_ended_one_frees_its_slot(tmp_p
             ):
                 with pytest.raises(ResourceExhausted, match=r"open streams of key:.* limit of 2"):
                     await anext(stream)
-            await open_streams(rig, neighbour, 1)  # another key's are counted separately
+            await open_streams(rig, neighbor, 1)  # another key's are counted separately
             assert await broker.pop("jobs") == []  # and calls are not streams
             streams[0].cancel()
 

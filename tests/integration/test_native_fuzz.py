@@ -53,7 +53,7 @@ async def rig(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator
 async def is_clean(rig: Rig) -> bool:
     gate, server = rig.server.gate, rig.server._native
     counts = (gate.requests_open, gate.calls.held, gate.streams.held, len(gate.credentials))
-    return counts == (0, {}, {}, 0) and not server.connections and not server.strangers
+    return counts == (0, {}, {}, 0) and not server.connections and not server.unauthenticated
 
 
 def hello(credential: str | None) -> bytes:

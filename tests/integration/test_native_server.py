@@ -491,7 +491,7 @@ async def test_unauthenticated_bytes_are_refused(tmp_path: Path, monkeypatch: py
 
 async def no_connections(rig: Rig) -> bool:
     server = rig.server._native
-    return not server.connections and not server.strangers
+    return not server.connections and not server.unauthenticated
 
 
 async def test_unknown_key_is_refused_whatever_follows_it(tmp_path: Path) -> None:
@@ -521,7 +521,7 @@ async def test_violation_right_after_a_valid_hello_is_refused_without_a_logged_e
 async def test_connections_of_one_address_that_are_not_authenticated_are_capped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "STRANGERS_MAX", 3)
+    monkeypatch.setattr(native, "UNAUTHENTICATED_MAX", 3)
     async with Rig(tmp_path) as rig:
         strangers = [RawNative(rig.target) for _ in range(4)]
         for stranger in strangers:
@@ -530,12 +530,12 @@ async def test_connections_of_one_address_that_are_not_authenticated_are_capped(
         await strangers[0].close()
 
         async def has_room() -> bool:
-            return rig.server._native.strangers["127.0.0.1"] == 2
+            return rig.server._native.unauthenticated["127.0.0.1"] == 2
 
         await until(has_room)
         async with RawNative(rig.target) as client:
             assert await client.do(ListTopics()) == Page([], None)
-            assert rig.server._native.strangers["127.0.0.1"] == 2, "it is authenticated"
+            assert rig.server._native.unauthenticated["127.0.0.1"] == 2, "it is authenticated"
         for stranger in strangers[1:]:
             await stranger.close()
         await until(lambda: no_connections(rig))

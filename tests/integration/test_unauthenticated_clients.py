@@ -128,7 +128,7 @@ async def test_native_connection_without_hello_is_closed(rig: GuardedRig, monkey
 async def test_unauthenticated_native_connections_are_limited_per_address(
     rig: GuardedRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "STRANGERS_MAX", 3)
+    monkeypatch.setattr(native, "UNAUTHENTICATED_MAX", 3)
     async with heapline.connect(rig.target, api_key=rig.admin_key) as known:
         await known.list_topics()  # authenticated, so it does not count
         opened = [await open_native(rig) for _ in range(3)]
@@ -150,9 +150,9 @@ async def tls_rig(tmp_path: Path) -> AsyncIterator[GuardedRig]:
         yield rig
 
 
-def strangers_are(rig: GuardedRig, count: int) -> Callable[[], Awaitable[bool]]:
+def unauthenticated_are(rig: GuardedRig, count: int) -> Callable[[], Awaitable[bool]]:
     async def are() -> bool:
-        return sum(rig.server._native.strangers.values()) == count
+        return sum(rig.server._native.unauthenticated.values()) == count
 
     return are
 
@@ -165,11 +165,11 @@ def tls_client(rig: GuardedRig, tmp_path: Path) -> NativeBroker:
 async def test_unfinished_tls_handshakes_are_limited_per_address(
     tls_rig: GuardedRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "STRANGERS_MAX", 3)
+    monkeypatch.setattr(native, "UNAUTHENTICATED_MAX", 3)
     async with tls_client(tls_rig, tmp_path) as known:
         await known.list_topics()  # authenticated, so it does not count
         opened = [await open_native(tls_rig) for _ in range(3)]
-        await until(strangers_are(tls_rig, 3))
+        await until(unauthenticated_are(tls_rig, 3))
         opened[0][1].write(b"\x16\x03\x01")  # a handshake that begins and never continues
         reader, refused = await open_native(tls_rig)
         with contextlib.suppress(ConnectionError):
@@ -177,7 +177,7 @@ async def test_unfinished_tls_handshakes_are_limited_per_address(
         await known.list_topics()
         for _, writer in (*opened, (reader, refused)):
             writer.close()
-    await until(strangers_are(tls_rig, 0))  # closed connections do not count
+    await until(unauthenticated_are(tls_rig, 0))  # closed connections do not count
     async with asyncio.timeout(20), tls_client(tls_rig, tmp_path) as another:
         await another.list_topics()
 
@@ -190,14 +190,14 @@ async def test_tls_handshake_that_is_never_finished_is_closed(
     with contextlib.suppress(ConnectionError):
         assert await asyncio.wait_for(reader.read(), 20) == b""
     writer.close()
-    await until(strangers_are(tls_rig, 0))
+    await until(unauthenticated_are(tls_rig, 0))
 
 
 async def test_tls_handshake_is_part_of_the_time_before_hello(
     tls_rig: GuardedRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sock = socket.create_connection(("127.0.0.1", tls_rig.server.port))
-    await until(strangers_are(tls_rig, 1))
+    await until(unauthenticated_are(tls_rig, 1))
     monkeypatch.setattr(native, "HELLO_SECONDS", 10_000.0)  # of connections that are accepted later
     context = ssl.create_default_context(cafile=str(tmp_path / "certs" / "ca.crt"))
     _, writer = await asyncio.open_connection(sock=sock, ssl=context, server_hostname="localhost")

@@ -87,14 +87,14 @@ class Scene:
             await hl.enqueue("jobs", name.ljust(8) + BULK, priority=-100)
             await hl.ack(await hl.pop("jobs"))
 
-    async def upkeep(self, node: Node) -> None:
+    async def maintenance(self, node: Node) -> None:
         hl = node.hl
         for _ in range(2):
             for _ in range(2):
                 await hl.enqueue("jobs", b"mark", priority=-100)
                 await hl.ack(await hl.pop("jobs"))
                 await hl.snapshot("jobs")
-            await runner_of(hl).upkeep.reclaim()
+            await runner_of(hl).maintenance.reclaim()
 
     async def check(self, node: Node, overtaken: bool = False) -> None:
         hl = node.hl
@@ -111,7 +111,7 @@ class Scene:
         (place,) = await hl.group_offsets("jobs", "slow")
         assert place.lag == 0
         await take(hl, "quick", 1000, nack=b"bad")
-        await self.upkeep(node)  # the interrupted work is done now
+        await self.maintenance(node)  # the interrupted work is done now
         await self._check_kept(hl)
         assert segments(node)[0] > 1
 
@@ -142,12 +142,12 @@ def test_power_cut_during_maintenance_loses_no_live_or_unread_row(
     assert len(segments(made)) >= 3
     whole = node_on(made.disk.crash())
     steps.watch(whole)
-    assert whole.live(lambda: [scene.upkeep(whole)]) == "done"
+    assert whole.live(lambda: [scene.maintenance(whole)]) == "done"
     assert segments(whole)[0] > 1, "the cuts below include the deletion"
     cuts = list(steps)
     whole.live(lambda: [scene.check(whole, overtaken)])
     for step in cuts:
         node = node_on(made.disk.crash())
         node.disk.cut_power_in(step)
-        assert node.live(lambda node=node: [scene.upkeep(node)]) == "crash"  # type: ignore[misc]
+        assert node.live(lambda node=node: [scene.maintenance(node)]) == "crash"  # type: ignore[misc]
         node.live(lambda node=node: [scene.check(node, overtaken)])  # type: ignore[misc]

@@ -30,7 +30,7 @@ def test_forecast_finds_the_fewest_workers_that_meet_the_goal(spark: Any, past: 
     assert (found.messages, found.sampled, found.floor, found.workers_needed) == (600, 1.0, 2, 2)
     assert found.service_mean_ms == pytest.approx(150)
     assert found.arrivals_per_second == pytest.approx(10, rel=0.01)
-    by_workers = {crowd.workers: crowd for crowd in found.crowds}
+    by_workers = {pool.workers: pool for pool in found.pools}
     assert sorted(by_workers) == [1, 2, 4]  # the requested count, the answer, and one less
     assert not by_workers[1].meets_goal
     assert by_workers[4].waits[0].max == 0.0

@@ -170,10 +170,10 @@ def test_error_does_not_repeat_a_url_with_a_password() -> None:
 
 
 def test_unknown_setting_error_lists_the_settings() -> None:
-    with pytest.raises(heapline.BadRequest, match=r"'colour'.*visibility_default"):
-        make_config({"colour": "red"})
-    with pytest.raises(heapline.BadRequest, match=r"'colour'.*cache_bytes"):
-        make_broker_config({"colour": "red"})
+    with pytest.raises(heapline.BadRequest, match=r"'color'.*visibility_default"):
+        make_config({"color": "red"})
+    with pytest.raises(heapline.BadRequest, match=r"'color'.*cache_bytes"):
+        make_broker_config({"color": "red"})
 
 
 def test_every_accepted_config_survives_encoding() -> None:

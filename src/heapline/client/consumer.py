@@ -35,7 +35,7 @@ PREFETCH_MAX = 100_000
 POP_WAIT = 20.0  # seconds that one pop waits
 CLOSE_SECONDS = 2.0  # for messages that the server has already sent, and for leases of the last pop to be returned
 EXTEND_BATCH = 1000
-CROWD = 32  # coroutines that iterate or process, per prefetched message; with more of them prefetching does not help
+ASKERS_PER_MESSAGE = 32  # coroutines per prefetched message; with more of them prefetching does not help
 VISIBILITY = 30.0  # seconds, for a topic whose settings the caller may not read
 
 
@@ -264,8 +264,8 @@ class Prefetcher:
         None for many coroutines: a message that arrives before the others would be taken, acked and followed by the
         next one in calls of its own, forever.
         """
-        crowd = len(self._leases) + len(self._askers)
-        return self._prefetch if self._prefetch * CROWD >= crowd else 0
+        askers = len(self._leases) + len(self._askers)
+        return self._prefetch if self._prefetch * ASKERS_PER_MESSAGE >= askers else 0
 
     def _arrived(self, messages: list[Any]) -> None:
         good_until = self._now() + self._seconds

@@ -234,7 +234,7 @@ class SegmentReclaimer:
         return len(taken)
 
 
-class Upkeep:
+class Maintenance:
     def __init__(self, runner: RunningTopic, streams: StreamServing) -> None:
         self._runner = runner
         self.snapshot_at = 0  # steady ms

@@ -127,7 +127,7 @@ def _of_topic(runner: TopicRunner, journal_bytes: int, journal_segments: int) ->
                 by_partition[p.number],
             )
         )
-    age_ms = now.steady - runner.upkeep.snapshot_at if runner.upkeep.snapshot_at else None
+    age_ms = now.steady - runner.maintenance.snapshot_at if runner.maintenance.snapshot_at else None
     return TopicMeasures(
         runner.name,
         runner.is_serving,
@@ -157,7 +157,7 @@ def _of_group(runner: TopicRunner, group: Group) -> GroupMeasures:
 
 
 def _totals(runner: TopicRunner) -> dict[str, int]:
-    counters, upkeep = runner.counters, runner.upkeep
+    counters, maintenance = runner.counters, runner.maintenance
     return {
         "enqueued": counters.enqueued,
         "duplicates": counters.duplicates,
@@ -173,12 +173,12 @@ def _totals(runner: TopicRunner) -> dict[str, int]:
         "reloads": counters.reloads,
         "corrupt": counters.corrupt,
         "clock_jumps": runner.steady.jumps,
-        "snapshots": upkeep.snapshots_total,
-        "segments_reclaimed": upkeep.segments_reclaimed_total,
-        "records_moved": upkeep.records_moved_total,
+        "snapshots": maintenance.snapshots_total,
+        "segments_reclaimed": maintenance.segments_reclaimed_total,
+        "records_moved": maintenance.records_moved_total,
         "redeliveries": runner.streams.redelivered,
         "rebalances": counters.rebalances,
-        "moved_on": upkeep.reclaimer.groups_moved_on_total + runner.streams.moved_on,
+        "moved_on": maintenance.reclaimer.groups_moved_on_total + runner.streams.moved_on,
         "group_timeouts": runner.streams.timeouts,
         "group_dead": counters.group_dead,
     }

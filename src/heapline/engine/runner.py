@@ -46,7 +46,7 @@ from heapline.engine.delivery import PopCall
 from heapline.engine.groups.service import StreamServing
 from heapline.engine.io import Io
 from heapline.engine.loaded_topic import LoadedTopic, Loader, Recovered
-from heapline.engine.maintenance import Upkeep
+from heapline.engine.maintenance import Maintenance
 from heapline.engine.pop_replies import Handover, PopFuture
 from heapline.engine.turns import SETTLED, Turns
 from heapline.journal.records import Records
@@ -85,7 +85,7 @@ class TopicRunner:
         self.streams = StreamServing(self)
         self.turns = Turns(self, self.handover, self.streams)
         self.plan = self.turns.plan  # not a method of its own: every enqueue, pop and ack calls it
-        self.upkeep = Upkeep(self, self.streams)
+        self.maintenance = Maintenance(self, self.streams)
         self.on_install: InstallHook | None = None  # runs before a loaded topic serves calls
         self.on_grown: InstallHook | None = lambda runner, now: runner.streams.grown(now)
         self.loaded = self._loaded(recovered, rate=None)
@@ -105,8 +105,8 @@ class TopicRunner:
         except BaseException:
             await io.run(recovered.journal.close)
             raise
-        runner.tasks.spawn(runner.upkeep.run())
-        runner.tasks.spawn(runner.upkeep.sync_at_intervals())
+        runner.tasks.spawn(runner.maintenance.run())
+        runner.tasks.spawn(runner.maintenance.sync_at_intervals())
         return runner
 
     def _loaded(self, recovered: Recovered, rate: TokenBucket | None) -> LoadedTopic:

@@ -143,7 +143,7 @@ def set_partition_throttled(
 
 @handles(topics.Snapshot)
 def snapshot(broker: TopicKeeper, command: topics.Snapshot, context: Context) -> Awaitable[None]:
-    return broker.runner(command.topic).upkeep.snapshot()
+    return broker.runner(command.topic).maintenance.snapshot()
 
 
 @handles(inspection.StatsSeries)

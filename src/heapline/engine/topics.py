@@ -292,7 +292,7 @@ class TopicKeeper:
         for runner in self._all_runners():
             if runner.is_serving and runner.loaded.journal.written_unit > runner.loaded.snapshot_unit:
                 try:
-                    await runner.upkeep.snapshot()
+                    await runner.maintenance.snapshot()
                 except Exception as error:  # the journal is enough
                     log.warning("no snapshot on close", topic=runner.name, error=repr(error))
         await asyncio.gather(*(runner.close() for runner in self._all_runners()))

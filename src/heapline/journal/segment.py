@@ -246,7 +246,7 @@ class OpenWalk:
     """A SegmentWalk that opens its file when iterated and closes it at the end.
 
     The writer may replace a segment's file by a copy when space runs out, so if units seem to be missing, the file is
-    opened once more before that is reported.
+    opened again before that is reported.
     """
 
     def __init__(

@@ -193,7 +193,7 @@ def _owned(lane: str, epoch: int) -> ColumnElement[bool]:
 def counts(connection: Connection) -> list[tuple[str, int]]:
     """Return how many rows are in which state."""
     state = case(
-        (OUTBOX.c.failed_ms.is_not(None), "refused"), (OUTBOX.c.lane.is_not(None), "under way"), else_="waiting"
+        (OUTBOX.c.failed_ms.is_not(None), "refused"), (OUTBOX.c.lane.is_not(None), "in flight"), else_="waiting"
     )
     rows = connection.execute(select(state, func.count()).group_by(state).order_by(state))
     return [(name, count) for name, count in rows]

@@ -631,15 +631,15 @@ async def test_segment_with_prepared_records_is_rewritten_and_the_parts_stay_val
             messages = await rig.hl.pop("jobs", 100, max_bytes=1 << 30)
             await rig.hl.ack(messages)
             await rig.hl.snapshot("jobs")
-        upkeep = rig.runner().upkeep
-        await upkeep.reclaim()
-        assert upkeep.records_moved_total == 2
+        maintenance = rig.runner().maintenance
+        await maintenance.reclaim()
+        assert maintenance.records_moved_total == 2
         await rig.hl.enqueue("jobs", b"z")
         await rig.hl.snapshot("jobs")
         await rig.hl.enqueue("jobs", b"z")
         await rig.hl.snapshot("jobs")
-        await rig.runner().upkeep.reclaim()
-        assert rig.runner().upkeep.segments_reclaimed_total > 0
+        await rig.runner().maintenance.reclaim()
+        assert rig.runner().maintenance.segments_reclaimed_total > 0
         assert await taken(rig.hl, "jobs") == ["z", "z"]
         await rig.reopen()
         assert await rig.hl.commit_batch("batch", ["1"]) == 2

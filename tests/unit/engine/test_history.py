@@ -20,7 +20,7 @@ async def test_reclaimed_part_is_said_and_the_rest_is_shown() -> None:
             rig.clock.advance(60)
             await churn(rig)
             await reclaim(rig)
-        assert rig.runner().upkeep.segments_reclaimed_total
+        assert rig.runner().maintenance.segments_reclaimed_total
         await rig.hl.ack(await rig.hl.pop("jobs"))
         found = await rig.hl.message_history("jobs", long)
         assert not found.is_complete

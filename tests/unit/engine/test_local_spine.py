@@ -98,9 +98,9 @@ def test_selection_is_the_best_of_all_partitions_whatever_changed(seed: int, cou
     world = World(count)
     for _ in range(60):
         if rng.random() < 0.6:
-            favourite = rng.randrange(count)
+            favorite = rng.randrange(count)
             for _ in range(rng.choice([1, 1, 30])):
-                number = favourite if rng.random() < 0.7 else rng.randrange(count)
+                number = favorite if rng.random() < 0.7 else rng.randrange(count)
                 world.add(number, rng.randrange(-spread, spread + 1))
         elif rng.random() < 0.1:
             number = rng.randrange(count)

@@ -31,7 +31,7 @@ async def reclaim(rig: Rig) -> None:
         await rig.hl.enqueue("jobs", b"mark", priority=-1)
         await rig.hl.ack(await rig.hl.pop("jobs"))
         await rig.hl.snapshot("jobs")
-    await rig.runner().upkeep.reclaim()
+    await rig.runner().maintenance.reclaim()
 
 
 # -- snapshots ---------------------------------------------------------------------------------------------------------
@@ -70,18 +70,18 @@ async def test_snapshot_is_written_after_the_configured_bytes() -> None:
     async with opened(reclaim_interval=0.005, snapshot_bytes=100_000) as rig:
         await rig.hl.enqueue("jobs", b"small")
         await asyncio.sleep(0.03)
-        assert rig.runner().upkeep.snapshots_total == 0
+        assert rig.runner().maintenance.snapshots_total == 0
         await rig.hl.enqueue("jobs", b"x" * 150_000)
-        await until(lambda: rig.runner().upkeep.snapshots_total == 1)
+        await until(lambda: rig.runner().maintenance.snapshots_total == 1)
 
 
 async def test_snapshot_is_written_after_the_configured_interval() -> None:
     async with opened(reclaim_interval=0.005, snapshot_interval=600.0) as rig:
         await rig.hl.enqueue("jobs", b"x")
         await asyncio.sleep(0.03)
-        assert rig.runner().upkeep.snapshots_total == 0
+        assert rig.runner().maintenance.snapshots_total == 0
         rig.clock.advance(601)
-        await until(lambda: rig.runner().upkeep.snapshots_total == 1)
+        await until(lambda: rig.runner().maintenance.snapshots_total == 1)
 
 
 async def test_two_snapshots_are_kept_and_a_damaged_one_is_not_used() -> None:
@@ -105,7 +105,7 @@ async def test_failed_snapshot_is_harmless_and_retried() -> None:
     async with opened(reclaim_interval=0.005, snapshot_bytes=1) as rig:
         rig.disk.inject("create", path="snapshots", times=2)
         await rig.hl.enqueue("jobs", b"x")
-        await until(lambda: rig.runner().upkeep.snapshots_total == 1)
+        await until(lambda: rig.runner().maintenance.snapshots_total == 1)
         assert (await rig.hl.stats("jobs")).log.reloads_total == 0
 
 
@@ -119,7 +119,7 @@ async def test_dead_segments_are_deleted_and_the_log_then_starts_later() -> None
         assert before >= 4
         await reclaim(rig)
         assert len(rig.files(".seg")) <= 2
-        assert rig.runner().upkeep.segments_reclaimed_total >= before - 2
+        assert rig.runner().maintenance.segments_reclaimed_total >= before - 2
         start, end = (await rig.hl.offsets("jobs"))[0]
         assert 0 < start <= end
         stats = await rig.hl.stats("jobs")
@@ -135,9 +135,9 @@ async def test_nothing_is_deleted_before_two_snapshots_have_passed_it() -> None:
     async with opened() as rig:
         await churn(rig)
         before = rig.files(".seg")
-        await rig.runner().upkeep.reclaim()
+        await rig.runner().maintenance.reclaim()
         await rig.hl.snapshot("jobs")
-        await rig.runner().upkeep.reclaim()
+        await rig.runner().maintenance.reclaim()
         assert rig.files(".seg") == before
 
 
@@ -170,7 +170,7 @@ async def test_segments_are_reclaimed_without_a_call() -> None:
     async with opened(reclaim_interval=0.005, snapshot_bytes=200_000) as rig:
         for _ in range(5):
             await churn(rig, 30)
-        await until(lambda: rig.runner().upkeep.segments_reclaimed_total >= 3)
+        await until(lambda: rig.runner().maintenance.segments_reclaimed_total >= 3)
 
 
 # -- rewriting ---------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ async def test_live_messages_are_rewritten_so_their_segment_can_be_deleted(parti
             await churn(rig)
             await reclaim(rig)
         assert first not in rig.files(".seg")
-        assert rig.runner().upkeep.records_moved_total >= 7
+        assert rig.runner().maintenance.records_moved_total >= 7
         assert (await rig.hl.stats("jobs")).log.reloads_total == 0
 
         for again in (False, True):
@@ -239,7 +239,7 @@ async def test_moved_messages_are_found_from_the_journal_alone() -> None:
         await churn(rig)
         await rig.hl.snapshot("jobs")
         await reclaim(rig)
-        assert rig.runner().upkeep.records_moved_total
+        assert rig.runner().maintenance.records_moved_total
         before = {name: await rig.hl.get("jobs", id) for name, id in kept.items()}
         other = Rig(rig.disk.crash())  # the tail after the snapshots contains the moves
         hl = await other.open()
@@ -258,7 +258,7 @@ async def test_full_first_segment_before_many_dead_ones_is_moved_in_slices() -> 
             await reclaim(rig)
         stats = await rig.hl.stats("jobs")
         assert (stats.delayed, stats.log.reloads_total) == (count, 0)
-        assert rig.runner().upkeep.records_moved_total > count / 2
+        assert rig.runner().maintenance.records_moved_total > count / 2
         hl = await rig.reopen()
         rig.clock.advance(1e7 + 1)
         while (await hl.stats("jobs")).delayed:  # fires in slices
@@ -294,7 +294,7 @@ async def test_rewriting_can_be_turned_off() -> None:
         await churn(rig)
         await reclaim(rig)
         await reclaim(rig)
-        assert rig.runner().upkeep.records_moved_total == 0
+        assert rig.runner().maintenance.records_moved_total == 0
 
 
 async def one_old_message(rig: Rig) -> int:
@@ -313,7 +313,7 @@ async def moved_away(rig: Rig) -> None:
     """Rewrite its record elsewhere and delete its segment."""
     first = rig.files(".seg")[0]
     for _ in range(3):
-        await rig.runner().upkeep.reclaim()
+        await rig.runner().maintenance.reclaim()
     assert first not in rig.files(".seg")
 
 
@@ -372,13 +372,13 @@ def test_segment_is_not_deleted_before_the_acks_that_emptied_it_are_durable() ->
         rig.io.hold = {"commit"}
         acking = asyncio.ensure_future(hl.ack(held))
         await held_io.spin()
-        reclaiming = asyncio.ensure_future(hl.topics._runners["jobs"].upkeep.reclaim())
+        reclaiming = asyncio.ensure_future(hl.topics._runners["jobs"].maintenance.reclaim())
         await held_io.spin()
         after = rig.disk.crash(random.Random(5))
         assert not acking.done()
         rig.io.let_go()
         await asyncio.gather(acking, reclaiming)
-        assert hl.topics._runners["jobs"].upkeep.segments_reclaimed_total == 1
+        assert hl.topics._runners["jobs"].maintenance.segments_reclaimed_total == 1
         rig.clock.advance(3600)
         again = await rig.broker(after).__aenter__()
         await asyncio.sleep(5)

@@ -88,7 +88,7 @@ async def test_open_close_open_close_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"colour": "red"}, {"cache_bytes": -1}, {"cache_bytes": "much"}, {"uncommitted_bytes_max": 0},
+        {"color": "red"}, {"cache_bytes": -1}, {"cache_bytes": "much"}, {"uncommitted_bytes_max": 0},
         {"uncommitted_wait": -1}, {"fire_slice": 0}, {"rewrite_below": 2}, {"reclaim_interval": 0},
         {"snapshot_interval": float("nan")}, {"spare_segment_bytes": 5},
     ],

@@ -75,7 +75,7 @@ async def test_group_that_does_not_hold_is_moved_on_with_the_journals_start(how:
         assert place.committed >= start
         assert place.lag == len((await reported(rig.runner())).offsets)
         (topic,) = (await rig.hl.metrics()).topics
-        assert topic.totals["moved_on"] == rig.runner().upkeep.reclaimer.groups_moved_on_total > 0
+        assert topic.totals["moved_on"] == rig.runner().maintenance.reclaimer.groups_moved_on_total > 0
         await churn(rig)
         await reclaim(rig)
         assert len(rig.files(".seg")) <= 2, "being moved does not make it hold the journal again"
@@ -140,7 +140,7 @@ async def test_offset_past_non_stream_rows_is_recorded_before_they_are_deleted()
         await hl.group_nack("jobs", "g", "m", {0: batch.offsets.tolist()}, session="s")
         await hl.group_leave("jobs", "g", "m", session="s")
         await hl.ack(await hl.pop("jobs"))
-        await rig.runner().upkeep.reclaim()
+        await rig.runner().maintenance.reclaim()
         assert first_segment(rig) > 2
         other = Rig(rig.disk.crash())
         hl = await other.open()

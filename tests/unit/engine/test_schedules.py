@@ -107,7 +107,7 @@ class Crashing:
 
 
 @pytest.fixture
-def recognised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def recognized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return how the topic recognized its firings."""
     found: list[str] = []
     enqueue = firings._enqueue
@@ -126,13 +126,13 @@ def recognised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_power_cut_at_every_step_of_a_firing_leaves_each_firing_once(recognised: list[str]) -> None:
+def test_power_cut_at_every_step_of_a_firing_leaves_each_firing_once(recognized: list[str]) -> None:
     for steps in range(1000):
         world = Crashing(steps)
         cut = world.run(steps)
         world.judge()
         if not cut:
-            assert set(recognised) & {"stale", "duplicate"}, "some cuts are between the firing and its mark"
+            assert set(recognized) & {"stale", "duplicate"}, "some cuts are between the firing and its mark"
             return
     pytest.fail("it never finished")
 
@@ -147,7 +147,7 @@ def test_power_cut_during_recovery_from_one_leaves_each_firing_once() -> None:
 
 
 async def test_firing_whose_number_was_forgotten_is_not_fired_again(
-    recognised: list[str], monkeypatch: pytest.MonkeyPatch
+    recognized: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mark is lost, and the topic's window passes: keys would be forgotten; numbers are refused as stale."""
     async with opened(topic={"dedup_window": 1.0}) as rig:
@@ -159,7 +159,7 @@ async def test_firing_whose_number_was_forgotten_is_not_fired_again(
         rig.clock.advance(300)
         await rig.hl.enqueue("jobs", b"", headers={AT: "another"})  # a partition forgets old keys when it changes
         await pass_time(rig, 40)
-        assert recognised == ["stale", "stale"], "together with later ones, then alone"
+        assert recognized == ["stale", "stale"], "together with later ones, then alone"
         assert len(await fired(rig.hl)) == 35 + 1
         assert (await rig.hl.get_schedule("tick")).fired_count == 35
 
@@ -284,14 +284,14 @@ async def test_failed_schedule_write_keeps_the_stored_schedule() -> None:
         assert len(await fired(rig.hl)) == 1
 
 
-async def test_failed_write_of_a_mark_fires_nothing_twice(recognised: list[str]) -> None:
+async def test_failed_write_of_a_mark_fires_nothing_twice(recognized: list[str]) -> None:
     async with opened() as rig:
         await rig.hl.create_schedule("a", every=60, topic="jobs")
         rig.disk.inject("pwritev", errno.EIO, path=STORE)
         await pass_time(rig, 60)
         await _until_known(rig)
         await pass_time(rig, 5)
-        assert recognised == ["duplicate"]
+        assert recognized == ["duplicate"]
         assert len(await fired(rig.hl)) == 1
         assert (await rig.hl.get_schedule("a")).fired_count == 1
 
@@ -328,7 +328,7 @@ async def test_journal_of_schedules_stays_small_however_often_they_fire() -> Non
         runner = hl.topics.schedules.store.topic.runner
         assert runner is not None
         async with asyncio.timeout(20):
-            while runner.upkeep.segments_reclaimed_total < 3:  # noqa: ASYNC110 - nothing tells
+            while runner.maintenance.segments_reclaimed_total < 3:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
         hl_again = MemoryBroker(clock, disk=hl.disk)
         await hl.close()
@@ -573,7 +573,7 @@ def test_power_cut_during_a_schedule_change_is_atomic_without_double_firing() ->
 
 @pytest.mark.parametrize("key", [None, "k"])
 async def test_firing_is_recognised_after_its_topic_has_grown(
-    key: str | None, recognised: list[str], monkeypatch: pytest.MonkeyPatch
+    key: str | None, recognized: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened() as rig:
         await rig.hl.create_schedule("tick", every=10, topic="jobs", misfire="all", key=key)
@@ -586,7 +586,7 @@ async def test_firing_is_recognised_after_its_topic_has_grown(
             await pass_time(rig, 10)
         found = await fired(rig.hl)
         assert len(found) == len(set(found)) == 4
-        assert recognised == ["duplicate", "duplicate"]
+        assert recognized == ["duplicate", "duplicate"]
 
 
 async def test_clock_set_back_fires_nothing_twice_and_is_reported() -> None:

@@ -46,7 +46,7 @@ async def test_segment_that_is_reclaimed_between_pages_hides_nothing_else() -> N
             await churn(rig)
             await reclaim(rig)
         last = (await rig.hl.enqueue("jobs", b"found", priority=50)).id
-        assert rig.runner().upkeep.segments_reclaimed_total
+        assert rig.runner().maintenance.segments_reclaimed_total
         found = [row.message.id for row in page.items]
         while page.cursor is not None:
             page = await rig.hl.search_messages("jobs", "found", cursor=page.cursor)

@@ -52,7 +52,7 @@ def reclaim(hl: Any) -> None:
             while got := hl.pop("jobs", 1000):
                 hl.ack(got)
         hl.snapshot("jobs")
-    hl._run(hl._broker.topics.runner("jobs").upkeep.reclaim())
+    hl._run(hl._broker.topics.runner("jobs").maintenance.reclaim())
 
 
 def rows_in(lake: Path, view: str) -> list[tuple[int, int]]:

@@ -367,7 +367,7 @@ def test_archive_continues_a_lake_that_began_above_the_first_segment(tmp_path: P
         for _ in range(3):
             hl.enqueue("jobs", b"mark")
             hl.snapshot("jobs")
-        hl._run(hl._broker.topics.runner("jobs").upkeep.reclaim())
+        hl._run(hl._broker.topics.runner("jobs").maintenance.reclaim())
         assert read_log_start(RealDisk(), hl._broker.topics.runner("jobs").loader.directory)
         where, lake = {"path": str(tmp_path / "data")}, tmp_path / "lake"
         assert archive(TasksAtOnce(), where, "jobs", lake).rows

@@ -110,7 +110,7 @@ async def test_moved_message_appears_once_at_its_own_row() -> None:
         before = rows(rig)
         for _ in range(3):
             await reclaim(rig)
-        assert rig.runner().upkeep.records_moved_total
+        assert rig.runner().maintenance.records_moved_total
         moved = [r for r in rows(rig, view="events") if r["kind"] == "moved"]
         assert moved
         assert not {r["value"] for r in rows(rig)} & {b"stays"}  # its own row went with its segment
@@ -123,7 +123,7 @@ async def test_prepared_message_is_found_after_its_record_moved() -> None:
         await churn(rig)
         for _ in range(3):
             await reclaim(rig)
-        assert rig.runner().upkeep.records_moved_total
+        assert rig.runner().maintenance.records_moved_total
         await rig.hl.commit_batch("b", ["p"])
         assert values(rig)[-1] == b"moved"
         end = rows(rig)[-1]["offset"]
@@ -142,8 +142,8 @@ async def test_missing_records_of_a_commit_fail_a_read_not_from_the_start() -> N
             await rig.hl.enqueue("jobs", b"mark", priority=-1)
             await rig.hl.ack(await rig.hl.pop("jobs"))
             await rig.hl.snapshot("jobs")
-        await rig.runner().upkeep.reclaim()
-        assert rig.runner().upkeep.segments_reclaimed_total
+        await rig.runner().maintenance.reclaim()
+        assert rig.runner().maintenance.segments_reclaimed_total
         rig.disk.unlink(log_start_path(rig.runner().loader.directory))  # journals from before have no such file
         assert "gone" not in str(values(rig))
         asked = {"startingOffsets": json.dumps({"jobs": {0: first}})}

@@ -50,8 +50,8 @@ def a_forecast(topic: str = "jobs", priorities: tuple[int | None, ...] = (None, 
     def waits(workers: int) -> tuple[Wait, ...]:
         return tuple(Wait(p, 10, 5000 / workers, 10 / workers, 9000 / workers, 9500 / workers, 1e4) for p in priorities)
 
-    crowds = tuple(WorkerPool(n, 0.9 / n, waits(n), n > 2) for n in (1, 2, 3, 8))
-    return Forecast(topic, 20, 0.5, 60.0, 0.3, 900.0, 1.5, {"": 4000.0}, waits(1), crowds, 3, 1)
+    pools = tuple(WorkerPool(n, 0.9 / n, waits(n), n > 2) for n in (1, 2, 3, 8))
+    return Forecast(topic, 20, 0.5, 60.0, 0.3, 900.0, 1.5, {"": 4000.0}, waits(1), pools, 3, 1)
 
 
 def test_report_page_is_valid_xml_with_labeled_plots_and_tables() -> None:

@@ -65,8 +65,8 @@ async def squeezed(rig: Rig) -> None:
         await rig.hl.enqueue("jobs", b"mark", priority=-1)
         await rig.hl.ack(await rig.hl.pop("jobs"))
         await rig.hl.snapshot("jobs")
-    survey = await runner.upkeep.reclaimer._survey()
-    assert await runner.upkeep.reclaimer._give_back(survey, 0)
+    survey = await runner.maintenance.reclaimer._survey()
+    assert await runner.maintenance.reclaimer._give_back(survey, 0)
 
 
 async def reported_ranges(rig: Rig) -> dict[int, tuple[int, int]]:
@@ -129,10 +129,10 @@ async def test_topic_can_grow_while_its_first_segment_is_deleted() -> None:
             await rig.hl.enqueue("jobs", b"mark", priority=-1)
             await rig.hl.ack(await rig.hl.pop("jobs"))
             await rig.hl.snapshot("jobs")
-        survey = await runner.upkeep.reclaimer._survey()
+        survey = await runner.maintenance.reclaimer._survey()
         await rig.hl.update_topic("jobs", partitions=4)
         write_lease(rig.disk, runner.loader.directory, ReaderLease("late", 1, 99, 1 << 60))
-        assert await runner.upkeep.reclaimer._give_back(survey, 0)
+        assert await runner.maintenance.reclaimer._give_back(survey, 0)
         assert (first_segment(rig), (await reported_ranges(rig))[0][0]) == (2, at + 3)
         assert (await rig.hl.stats("jobs")).log.reloads_total == 0
 
@@ -300,4 +300,4 @@ async def test_row_is_stable_while_above_the_log_start(seed: int) -> None:
         for _ in range(40):
             await life.step()
             await life.check()
-        assert rig.runner().upkeep.segments_reclaimed_total or life.starts != {0: 0, 1: 0}
+        assert rig.runner().maintenance.segments_reclaimed_total or life.starts != {0: 0, 1: 0}

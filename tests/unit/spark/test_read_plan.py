@@ -185,7 +185,7 @@ async def test_partition_without_rows_in_the_journal_keeps_its_end() -> None:
         for _ in range(2):
             await rig.hl.enqueue("jobs", b"mark", key="k0")
             await rig.hl.snapshot("jobs")
-        await rig.runner().upkeep.reclaim()
+        await rig.runner().maintenance.reclaim()
         now = await rig.hl.offsets("jobs")
         silent = next(p for p, (start, end) in now.items() if start == end)
         assert now[silent] == (ends[silent], ends[silent])
@@ -213,7 +213,7 @@ async def test_refreshed_log_equals_a_newly_opened_one() -> None:
             assert found == await rig.hl.offsets("jobs")
             assert (watched.starts(), watched.ends()) == (fresh.starts(), fresh.ends())
             assert watched.last_unit() == fresh.last_unit()
-        assert rig.runner().upkeep.segments_reclaimed_total
+        assert rig.runner().maintenance.segments_reclaimed_total
 
 
 async def test_recreated_topic_is_another_topic() -> None:

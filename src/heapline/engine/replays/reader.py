@@ -19,7 +19,7 @@ from heapline.contract.errors import HeaplineError
 from heapline.core.rate import TokenBucket
 from heapline.engine.replays.portions import Living, Portion, Sieve, look
 from heapline.engine.replays.requests import Ranges, Request
-from heapline.engine.replays.scan import MergedScan, Stretch, mend
+from heapline.engine.replays.scan import MergedScan, Stretch, find_moved
 from heapline.engine.runner import TopicRunner
 from heapline.logs import Log
 
@@ -105,7 +105,7 @@ class Reading:
         if self._fast and (self._living is None or self._clock.boot_ms() - self._looked_ms > LIVING_MS):
             self._looked_ms = self._clock.boot_ms()
             self._living = await look(runner, sorted(self._sieve.ends))
-        portion = self._sieve.portion(await mend(runner, await self._stretch()), self._living)
+        portion = self._sieve.portion(await find_moved(runner, await self._stretch()), self._living)
         if portion.bad:
             log.warning("rows of a replay cannot be read", topic=runner.name, rows=portion.bad)
         return portion

@@ -6,7 +6,7 @@ module does not know which rows are wanted.
 
 The stream contains a record's position at the time when its row was written. A live message's record may be rewritten
 to another segment after it fired. If its old position is deleted, the partition that still has the message knows the
-current one (`mend`). A record that is not found this way is deleted and stays `bad`.
+current one (`find_moved`). A record that is not found this way is deleted and stays `bad`.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _lengthen(runs: list[Run], run: Run) -> None:
         runs.append(run)
 
 
-async def mend(runner: TopicRunner, stretch: Stretch) -> Stretch:
+async def find_moved(runner: TopicRunner, stretch: Stretch) -> Stretch:
     """Return the same stretch, with the records that were found."""
     bad = {p: page for p, page in stretch.pages.items() if page.bad}
     if not bad:
@@ -156,11 +156,11 @@ async def mend(runner: TopicRunner, stretch: Stretch) -> Stretch:
         there = found >= 0
         if there.any():
             rows = at[order][there]
-            pages[p], records[p] = _mended(page, records[p], rows, await runner.load(found[there]))
+            pages[p], records[p] = _with_moved(page, records[p], rows, await runner.load(found[there]))
     return stretch._replace(pages=pages, records=records)
 
 
-def _mended(page: Page, rows: Any, at: I64, loaded: Any) -> tuple[Page, Any]:
+def _with_moved(page: Page, rows: Any, at: I64, loaded: Any) -> tuple[Page, Any]:
     rows = rows.copy()
     keys, headers, fairness = (_filled(c, len(page)) for c in (page.keys, page.headers, page.fairness_keys))
     starts, ends, priorities = page.payloads.starts.copy(), page.payloads.ends.copy(), page.priorities.copy()
@@ -179,7 +179,7 @@ def _mended(page: Page, rows: Any, at: I64, loaded: Any) -> tuple[Page, Any]:
         ends[row] = end
         pieces.append(loaded.payloads[i])
         del bad[row]
-    mended = {
+    moved = {
         "priorities": priorities,
         "enqueued_ms": enqueued,
         "payloads": Payloads(memoryview(b"".join(pieces)), starts, ends),
@@ -188,7 +188,7 @@ def _mended(page: Page, rows: Any, at: I64, loaded: Any) -> tuple[Page, Any]:
         "fairness_keys": _used(fairness),
         "bad": bad,
     }
-    return Page(**{**page._asdict(), **mended}), rows  # not _replace, which needs len() to be the number of fields
+    return Page(**{**page._asdict(), **moved}), rows  # not _replace, which needs len() to be the number of fields
 
 
 def _filled(column: list[Any] | None, count: int) -> list[Any]:

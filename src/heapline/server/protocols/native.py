@@ -43,14 +43,14 @@ from heapline.logs import Log
 from heapline.server.auth.principals import ANONYMOUS, Principal
 from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request, Stopping
-from heapline.server.protocols.tls_listener import BACKLOG, Stranger, TlsListener
+from heapline.server.protocols.tls_listener import BACKLOG, PendingClient, TlsListener
 from heapline.wire import codec, error_codes
 from heapline.wire import frames as wire
 from heapline.wire.connection import FrameProtocol
 
 log = Log("heapline.server")
 HELLO_SECONDS = 5.0
-STRANGERS_MAX = 64  # connections of one address that are not authenticated
+UNAUTHENTICATED_MAX = 64  # connections of one address that are not authenticated
 TIMEOUT_MAX = 365 * 86400.0  # seconds; longer timeouts of clients are cut to this
 BACKED_UP_BYTES = 8 << 20  # of answers that a client does not read; then it is not read either
 NAME = f"heapline {heapline.__version__}"
@@ -89,7 +89,7 @@ class NativeServer:
         )
         self._listeners: list[asyncio.Server | TlsListener] = []
         self.connections: set[NativeConnection] = set()
-        self.strangers: Counter[str] = Counter()  # connections that are not authenticated, by address
+        self.unauthenticated: Counter[str] = Counter()  # connections that are not authenticated, by address
 
     async def start(self) -> int:
         """Listen, and return the port."""
@@ -108,11 +108,11 @@ class NativeServer:
         port: int = listener.sockets[0].getsockname()[1]
         return port
 
-    def admit(self, address: str) -> Stranger | None:
+    def admit(self, address: str) -> PendingClient | None:
         """Count a connection that is not authenticated. Return None if it is one too many of its address."""
-        if self.strangers[address] >= STRANGERS_MAX:
+        if self.unauthenticated[address] >= UNAUTHENTICATED_MAX:
             return None
-        return Stranger(self.strangers, address, asyncio.get_running_loop().time() + HELLO_SECONDS)
+        return PendingClient(self.unauthenticated, address, asyncio.get_running_loop().time() + HELLO_SECONDS)
 
     async def _listen_on(self, path: Path, make: Any) -> asyncio.Server:
         """Listen on a Unix socket that only this user can open."""
@@ -162,13 +162,13 @@ class _Call(Struct, eq=False):
 
 
 class NativeConnection(FrameProtocol):
-    def __init__(self, server: NativeServer, dispatcher: Dispatcher, stranger: Stranger | None = None) -> None:
+    def __init__(self, server: NativeServer, dispatcher: Dispatcher, pending: PendingClient | None = None) -> None:
         self._frames = wire.ServerFrames(server.windows, waiting_commands=WAITING, server=NAME)
         super().__init__(self._frames)
         self._server, self._dispatcher, self._gate = server, dispatcher, dispatcher.gate
         self._caller: Principal = ANONYMOUS
         self._address = ""
-        self._stranger = stranger  # under TLS counted since it was accepted; None once it is authenticated
+        self._pending = pending  # under TLS counted since it was accepted; None once it is authenticated
         self._opening: asyncio.Task[None] | None = None  # authenticates
         self._hello_timer: asyncio.TimerHandle | None = None
         self._calls: dict[int, _Call] = {}
@@ -184,19 +184,19 @@ class NativeConnection(FrameProtocol):
         self._address = peer[0] if isinstance(peer, tuple) else "unix"
         super().connection_made(transport)
         self._server.connections.add(self)
-        self._stranger = self._stranger or self._server.admit(self._address)
-        if self._stranger is None:
+        self._pending = self._pending or self._server.admit(self._address)
+        if self._pending is None:
             transport.abort()
         else:
-            self._hello_timer = self._loop.call_at(self._stranger.until, transport.abort)
+            self._hello_timer = self._loop.call_at(self._pending.until, transport.abort)
 
     def _known(self) -> None:
         """Count the connection no longer as one that is not authenticated."""
         if self._hello_timer is not None:
             self._hello_timer.cancel()
-        if self._stranger is not None:
-            self._stranger.leave()
-            self._stranger = None
+        if self._pending is not None:
+            self._pending.leave()
+            self._pending = None
 
     def peer(self) -> str:
         return self._address

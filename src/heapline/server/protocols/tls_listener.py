@@ -20,7 +20,7 @@ ACCEPT_PAUSE = 1.0  # seconds after an accept has failed, usually because no fil
 BACKLOG = 2048
 
 
-class Stranger:
+class PendingClient:
     """A connection that is not authenticated. `until` is when it is closed, in the loop's time."""
 
     def __init__(self, counts: Counter[str], address: str, until: float) -> None:
@@ -45,8 +45,8 @@ class TlsListener:
         self,
         sock: socket.socket,
         tls: ssl.SSLContext,
-        admit: Callable[[str], Stranger | None],
-        make: Callable[[Stranger], asyncio.Protocol],
+        admit: Callable[[str], PendingClient | None],
+        make: Callable[[PendingClient], asyncio.Protocol],
     ) -> None:
         self.sockets = (sock,)
         self._tls, self._admit, self._make = tls, admit, make
@@ -61,8 +61,8 @@ class TlsListener:
         host: str,
         port: int,
         tls: ssl.SSLContext,
-        admit: Callable[[str], Stranger | None],
-        make: Callable[[Stranger], asyncio.Protocol],
+        admit: Callable[[str], PendingClient | None],
+        make: Callable[[PendingClient], asyncio.Protocol],
     ) -> TlsListener:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -84,20 +84,20 @@ class TlsListener:
                 log.warning("cannot accept a connection; will retry", error=str(error))
                 await asyncio.sleep(ACCEPT_PAUSE)
                 continue
-            stranger = self._admit(peer[0])
-            if stranger is None:
+            pending = self._admit(peer[0])
+            if pending is None:
                 sock.close()
             else:
-                self._handshakes.spawn(self._handshake(sock, stranger))
+                self._handshakes.spawn(self._handshake(sock, pending))
 
-    async def _handshake(self, sock: socket.socket, stranger: Stranger) -> None:
-        left = max(0.001, stranger.until - self._loop.time())
+    async def _handshake(self, sock: socket.socket, pending: PendingClient) -> None:
+        left = max(0.001, pending.until - self._loop.time())
         try:
             await self._loop.connect_accepted_socket(
-                lambda: self._make(stranger), sock, ssl=self._tls, ssl_handshake_timeout=left
+                lambda: self._make(pending), sock, ssl=self._tls, ssl_handshake_timeout=left
             )
         except OSError:  # the peer failed the handshake or was too slow, and the connection is closed
-            stranger.leave()
+            pending.leave()
         except Exception as error:
-            stranger.leave()
+            pending.leave()
             log.exception("a TLS handshake failed", error)

@@ -64,7 +64,7 @@ class Forecast:
     growth: float
     goals_ms: dict[str, float]  # by priority; "" is for all others
     observed: tuple[Wait, ...]  # the actual waits of the same messages
-    crowds: tuple[WorkerPool, ...]  # the name is part of the JSON output
+    pools: tuple[WorkerPool, ...]
     workers_needed: int | None  # to meet the goals; None: no goal, or more than WORKERS_MAX
     floor: int  # with fewer workers the queue would grow without end
 
@@ -111,7 +111,7 @@ def forecast(
         growth=growth,
         goals_ms={"" if p is None else str(p): s * 1000 for p, s in goals.items()},
         observed=_waits(waits[~np.isnan(waits)] / 1000, _column(past, "priority")[~np.isnan(waits)]),
-        crowds=tuple(sorted(pools.shown(workers, needed), key=lambda pool: pool.workers)),
+        pools=tuple(sorted(pools.shown(workers, needed), key=lambda p: p.workers)),
         workers_needed=needed,
         floor=pools.floor,
     )

@@ -181,7 +181,7 @@ def _answer(forecast: Forecast) -> str:
 def forecast_sections(forecast: Forecast) -> list[Section]:
     names = ("workers", "busy", "goal", "mean", "p50", "p95", "p99", "max")
     rows = tuple(
-        (count(c.workers), share(c.busy, 1.0), _goal_text(c), *_wait_cells(c.waits[0])) for c in forecast.crowds
+        (count(c.workers), share(c.busy, 1.0), _goal_text(c), *_wait_cells(c.waits[0])) for c in forecast.pools
     )
     if forecast.observed:
         rows = (*rows, ("observed", "–", "–", *_wait_cells(forecast.observed[0])))
@@ -204,7 +204,7 @@ def _wait_cells(wait: Wait) -> tuple[str, ...]:
 
 def _pools_by_priority(forecast: Forecast) -> Section:
     names = ("workers", "priority", "messages", "mean", "p50", "p95", "p99", "max")
-    pools = [(count(c.workers), c.waits) for c in forecast.crowds] + [("observed", forecast.observed)]
+    pools = [(count(c.workers), c.waits) for c in forecast.pools] + [("observed", forecast.observed)]
     rows = tuple(
         (workers, str(wait.priority), count(wait.messages), *_wait_cells(wait))
         for workers, waits in pools
@@ -216,7 +216,7 @@ def _pools_by_priority(forecast: Forecast) -> Section:
 
 
 def _wait_plot(forecast: Forecast) -> str:
-    pools = forecast.crowds
+    pools = forecast.pools
     kinds = [wait.priority for wait in pools[0].waits[: LINES_MAX + 1]]
     if len(kinds) == 2:
         kinds = kinds[:1]  # a single priority is the same as all

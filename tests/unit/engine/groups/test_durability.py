@@ -167,8 +167,8 @@ async def test_group_that_holds_nothing_continues_at_the_logs_start() -> None:
         for _ in range(3):
             await rig.hl.enqueue("jobs", b"x" * 1000)
             await rig.hl.snapshot("jobs")
-            await rig.runner().upkeep.reclaim()
-        assert rig.runner().upkeep.segments_reclaimed_total > 0
+            await rig.runner().maintenance.reclaim()
+        assert rig.runner().maintenance.segments_reclaimed_total > 0
         await rig.reopen()
         first = (await rig.hl.offsets("jobs"))[0][0]
         assert first > 0

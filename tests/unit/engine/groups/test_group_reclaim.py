@@ -24,9 +24,9 @@ async def test_rewritten_row_is_delivered_after_its_segment_is_deleted() -> None
         for _ in range(6):
             await fill(rig, 1)
             await rig.hl.snapshot("jobs")
-            await rig.runner().upkeep.reclaim()
-        assert rig.runner().upkeep.segments_reclaimed_total > 0
-        assert rig.runner().upkeep.records_moved_total > 0
+            await rig.runner().maintenance.reclaim()
+        assert rig.runner().maintenance.segments_reclaimed_total > 0
+        assert rig.runner().maintenance.records_moved_total > 0
         await rig.reopen()
         seen: list[bytes] = []
         while (got := await fetch(rig.hl)).batches:
@@ -58,7 +58,7 @@ async def test_group_created_during_a_deletion_begins_after_the_segment() -> Non
         await rig.hl.create_group("jobs", "r", unused_after=0.0)
         await worked_off(rig)
         rig.io.hold = {"_delete"}
-        reclaiming = asyncio.ensure_future(rig.runner().upkeep.reclaim())
+        reclaiming = asyncio.ensure_future(rig.runner().maintenance.reclaim())
         await settle(200)
         assert rig.io.held
         info = await rig.hl.create_group("jobs", "g")
@@ -78,7 +78,7 @@ async def test_events_that_free_a_segment_are_synced_before_its_deletion(policy:
         await rig.hl.create_group("jobs", "g", unused_after=0.0)
         await worked_off(rig)
         rig.io.hold = {"_delete"}
-        reclaiming = asyncio.ensure_future(rig.runner().upkeep.reclaim())
+        reclaiming = asyncio.ensure_future(rig.runner().maintenance.reclaim())
         await settle(200)
         assert rig.io.held
         journal = rig.runner().loaded.journal

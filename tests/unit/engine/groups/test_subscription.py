@@ -228,7 +228,7 @@ async def test_invalid_subscription_raises_when_it_begins() -> None:
         with pytest.raises(BadRequest, match="credits"):
             hl.subscribe("jobs", group="g", credits=0)
         with pytest.raises(BadRequest, match="no setting"):
-            await hl.subscribe("jobs", group="g", colour="red").__aenter__()
+            await hl.subscribe("jobs", group="g", color="red").__aenter__()
         async with hl.subscribe("jobs", group="g") as subscription:
             with pytest.raises(BadRequest, match="ack rows"):
                 await subscription.ack("x")

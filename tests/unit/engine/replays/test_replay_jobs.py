@@ -182,7 +182,7 @@ async def reclaim(rig: Rig) -> None:
     for _ in range(3):
         await rig.hl.enqueue("jobs", b".")
         await rig.hl.snapshot("jobs")
-    await rig.runner().upkeep.reclaim()
+    await rig.runner().maintenance.reclaim()
 
 
 @pytest.mark.parametrize("reason", ["full", "slow", "restarted"])

@@ -156,7 +156,7 @@ async def test_reclaimed_start_is_rejected_with_the_logs_start() -> None:
         for _ in range(3):
             await rig.hl.enqueue("jobs", b".")  # the snapshots that reclaiming needs
             await rig.hl.snapshot("jobs")
-        await rig.runner().upkeep.reclaim()
+        await rig.runner().maintenance.reclaim()
         first, end = (await rig.hl.offsets("jobs"))[0]
         assert first > 0, "the test would prove nothing"
         with pytest.raises(heapline.BadRequest, match=f"starts at {first}"):
@@ -304,7 +304,7 @@ async def reclaim(rig: Rig) -> None:
         await rig.hl.enqueue("jobs", b"mark", priority=-200)
         await rig.hl.ack(await rig.hl.pop("jobs"))
         await rig.hl.snapshot("jobs")
-    await rig.runner().upkeep.reclaim()
+    await rig.runner().maintenance.reclaim()
 
 
 @pytest.mark.parametrize("mode", ["all", "fast"])
