@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
+from msgspec import Struct
+
 import heapline
 from heapline.contract.errors import BadRequest, Closed, DeadlineExceeded, HeaplineError, UnavailableError
 from heapline.wire import codec
@@ -123,14 +125,14 @@ class FrameProtocol(asyncio.Protocol):
 # -- a client's side ---------------------------------------------------------------------------------------------------
 
 
-class _Call:
-    """A request. `number` is 0 until it was sent."""
+class _Call(Struct, eq=False):
+    """A request."""
 
-    __slots__ = ("compress", "future", "kind", "number", "until")
-
-    def __init__(self, future: asyncio.Future[Any], kind: Any, until: float | None, compress: bool = False) -> None:
-        self.future, self.kind, self.until, self.compress = future, kind, until, compress
-        self.number = 0
+    future: asyncio.Future[Any]
+    kind: Any
+    until: float | None
+    compress: bool = False
+    number: int = 0  # until it was sent
 
 
 #: Calls that wait for the server's window, in order, with their bodies and headers.
