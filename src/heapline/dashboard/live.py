@@ -59,7 +59,7 @@ class View:
             self.poked.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.poked.wait(), pause(took, open_views()))
-                # Collect changes that come together, and keep a caller of many from using up the processor.
+                # Several changes that come together are one; a caller that makes many cannot use up the processor.
                 await asyncio.sleep(max(0.05, pause(took, open_views()) / 2 - PERIOD))
 
     async def _read(self, caller: Caller) -> Parts:
