@@ -20,6 +20,7 @@ from tests.postgres import shared_url
 from tests.simulation.fake_disk import FakeDisk
 from tests.unit.engine.rig import until
 
+FOREVER = 1 << 62
 asyncpg = pytest.importorskip("asyncpg")
 from heapline.sql import flusher as flushing  # noqa: E402 - needs asyncpg
 from heapline.sql import wal as logs  # noqa: E402 - needs asyncpg
@@ -91,8 +92,9 @@ async def test_log_is_deleted_some_time_after_its_flush(
         assert len(await take_all(hl, topic)) == 41
 
 
+@pytest.mark.parametrize("knows", [0, 1])  # the last unit that the older state of the database has
 async def test_database_older_than_the_log_gets_the_rest_of_the_log(
-    tmp_path: Path, admin: Any, topic: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, admin: Any, topic: str, monkeypatch: pytest.MonkeyPatch, knows: int
 ) -> None:
     monkeypatch.setattr(logs, "SEGMENT_BYTES", 1 << 20)
     async with node(tmp_path, wal_keep=0) as hl:
@@ -104,6 +106,8 @@ async def test_database_older_than_the_log_gets_the_rest_of_the_log(
         id = buffer_of(hl).flusher._wal.id
     await admin.execute("DELETE FROM ready USING topics AS t WHERE topic = t.id AND t.name = $1", topic)
     await admin.execute("DELETE FROM flushed WHERE wal = $1", id)
+    if knows:
+        await admin.execute("INSERT INTO flushed (wal, upto, at) VALUES ($1, $2, 0)", id, knows)
     await admin.execute("INSERT INTO counts SELECT 0, * FROM miscounted")
     async with node(tmp_path) as hl:
         left = sorted(int(p) for p in await take_all(hl, topic))
@@ -182,6 +186,24 @@ async def test_copy_beside_its_original_loses_no_message_silently(tmp_path: Path
         await open_node(wal=str(tmp_path / "wal"))
 
 
+async def test_node_serves_what_is_in_the_database_if_its_log_was_copied(
+    tmp_path: Path, admin: Any, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it had acknowledged by then stays in its directory, and neither pops nor its end wait for that."""
+    async with node(tmp_path, drain_seconds=None) as hl:
+        await hl.create_topic(topic, k=10)
+        async with no_flush(hl, admin):
+            sent = await hl.enqueue(topic, b"in the log")
+            wal = buffer_of(hl).flusher._wal.id
+            await admin.execute("UPDATE wal_owners SET owner = 1 WHERE wal = $1", wal)
+        await until(lambda: not buffer_of(hl).flusher._wal.is_usable)
+        await hl.enqueue(topic, b"in the database")
+        assert [m.payload for m in await hl.pop(topic, 10)] == [b"in the database"]
+        with pytest.raises(JournalCorrupt, match="a copy of its directory has been opened since"):
+            await hl.get(topic, sent.id)
+    assert "messages not flushed before the end" in caplog.text
+
+
 async def test_log_of_a_database_that_forgot_its_owner_is_flushed(tmp_path: Path, admin: Any, topic: str) -> None:
     """It failed over to a state from before this process had opened the log."""
     async with node(tmp_path) as hl:
@@ -233,6 +255,24 @@ async def test_enqueues_go_to_postgres_while_the_log_cannot_be_written(
         await hl.enqueue(topic, b"2")
         assert buffer_of(hl).flusher._wal.durable == before + 1
         assert set(await take_all(hl, topic)) - {b"unknown"} == {b"0", b"1", b"2"}
+    finally:
+        await hl.close()
+
+
+async def test_topic_is_served_while_its_log_cannot_be_written(topic: str) -> None:
+    """The message whose write failed has an unknown outcome: no call waits for it."""
+    disk = FakeDisk()
+    hl = await open_node(disk, wal="/wal", poll_interval=0.05)
+    try:
+        await hl.create_topic(topic, k=10)
+        buffer_of(hl).flusher._reopen_at = FOREVER  # the disk stays broken
+        disk.inject("fdatasync", errno.EIO)
+        with pytest.raises(heapline.UnavailableError, match="outcome is unknown"):
+            await hl.enqueue(topic, b"unknown")
+        await hl.enqueue(topic, b"to the database")
+        async with asyncio.timeout(20):
+            assert [m.payload for m in await hl.pop(topic, 10)] == [b"to the database"]
+            assert (await hl.stats(topic)).leased == 1
     finally:
         await hl.close()
 

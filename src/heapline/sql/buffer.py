@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 from heapline.clock import Clock
 from heapline.contract.config import TopicConfig
-from heapline.contract.errors import HeaplineError
+from heapline.contract.errors import HeaplineError, JournalCorrupt
 from heapline.contract.message import Enqueued
 from heapline.logs import Log
 from heapline.owned_tasks import KeyedLocks
@@ -107,7 +107,7 @@ class WriteBuffer:
         try:
             async with asyncio.timeout(seconds):
                 await self._flush_all()
-        except TimeoutError:
+        except (TimeoutError, JournalCorrupt):  # a damaged log stays so
             shard, units = self._shard.index, self.flusher.depth
             log.warning("messages not flushed before the end; they are flushed later", shard=shard, units=units)
 
@@ -117,6 +117,8 @@ class WriteBuffer:
             try:
                 await self.flusher.flush_all()
                 return
+            except JournalCorrupt:
+                raise
             except HeaplineError as error:
                 log.warning("flush failed; will retry", shard=self._shard.index, error=str(error))
             await asyncio.sleep(DRAIN_RETRY_SECONDS)

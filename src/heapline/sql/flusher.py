@@ -123,7 +123,7 @@ class Flusher:
     async def flush(self, topic: str) -> None:
         """Wait until everything that this node has acknowledged for a topic is in the database."""
         unit = max(self._last_unit.get(topic, 0), self._replay_end)
-        if unit > self.mark:
+        if self.mark < unit <= self._wal.appended:
             await self._until(unit)
 
     async def flush_all(self) -> None:

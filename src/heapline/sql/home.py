@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapline.contract.config import TopicConfig
+from heapline.contract.errors import JournalCorrupt
 from heapline.sql.buffer import WriteBuffer, is_buffered
 from heapline.sql.counters import Counters
 from heapline.sql.redis_buffer import BufferDown
@@ -22,12 +23,13 @@ class Home:
     async def flush(self, required: bool = True) -> None:
         """Wait until the database has what this node has acknowledged for the topic.
 
-        If it is in Redis, and Redis is down, raise BufferDown; unless it is required, continue without it.
+        If it is in Redis, and Redis is down, raise BufferDown; if the log is damaged or belongs to another process,
+        JournalCorrupt. Unless it is required, continue without it.
         """
         try:
             if self.buffer is not None:
                 await self.buffer.flusher.flush(self.name.canonical)
-        except BufferDown:
+        except (BufferDown, JournalCorrupt):
             if required:
                 raise
 

@@ -166,7 +166,7 @@ class Wal:
         self._writing: asyncio.Task[None] | None = None
         self.on_durable: Callable[[], None] = lambda: None
         self.durable = 0  # number of the last unit that is durable
-        self.appended = 0  # number of the last unit that has been begun
+        self.appended = 0  # number of the last unit that is durable, or is being written
 
     async def open(self, flushed: int) -> None:
         """Open the log for appending; after a failed write, open it again. Units above `flushed` are still needed."""
@@ -179,10 +179,16 @@ class Wal:
     def _open(self, flushed: int) -> Journal:
         if self._journal is not None:
             self._journal.close()
-        journal, units = Journal.open(self._disk, self._path, incarnation=self.id, after_unit=flushed)
+        after = max(flushed, self._reclaimed())
+        journal, units = Journal.open(self._disk, self._path, incarnation=self.id, after_unit=after)
         for _ in units:  # Checked here, and read again when they are flushed. Raises if a flushed unit is missing.
             pass
         return journal
+
+    def _reclaimed(self) -> int:
+        """Return the last unit that the log no longer has. A database that was restored may not have it either."""
+        first = read_header(self._disk, self._path, list_segments(self._disk, self._path)[0])
+        return 0 if first is None else first.first_unit - 1
 
     async def close(self) -> None:
         if self._writing is not None:
@@ -248,6 +254,7 @@ class Wal:
     def _fail(self, error: BaseException) -> None:
         log.error("cannot write the write-ahead log; enqueues go to postgres", path=self._path, error=repr(error))
         waiting, self._waiting, self._open_batches = self._waiting, {}, {}
+        self.appended = self.durable  # no call waits for the flush of what may not be there
         for future in (future for futures in waiting.values() for future in futures):
             if not future.done():
                 future.set_exception(
@@ -271,14 +278,14 @@ class Wal:
     def _read(self, flushed: int) -> list[LogUnit]:
         found: list[LogUnit] = []
         size = 0
-        first = read_header(self._disk, self._path, list_segments(self._disk, self._path)[0])
-        if first is not None and first.first_unit > flushed + 1:
+        reclaimed = self._reclaimed()
+        if reclaimed > flushed:
             log.error(
                 "the database has lost flushed messages that the log no longer has",
                 path=self._path,
-                units=first.first_unit - flushed - 1,
+                units=reclaimed - flushed,
             )
-            flushed = first.first_unit - 1
+            flushed = reclaimed
         for unit in self._require().reader().read_units(start_unit=flushed + 1):
             batches = [decode_batch(frame.events, self._path) for frame in unit]
             found.append(LogUnit(unit.number, batches, unit.header.nbytes))
