@@ -113,6 +113,23 @@ async def test_node_that_lost_its_number_mints_nothing_under_it(database: Databa
     assert [await node_number(other), await node_number(paused)] == [0, 1]
 
 
+async def test_calls_that_find_the_number_lost_lease_one_together(database: Database) -> None:
+    broker = await database.open()
+    await broker.create_topic("jobs")
+    await database.admin.execute("UPDATE nodes SET until = clock_ms() - 1")
+    await asyncio.gather(*(broker.enqueue("jobs", b"x") for _ in range(30)))
+    assert await database.admin.fetchval("SELECT count(*) FROM nodes WHERE until > clock_ms()") == 1
+
+
+async def test_transaction_from_before_the_lease_of_a_number_mints_nothing_under_it(database: Database) -> None:
+    """The number was another node's then, which may have minted ids with that time."""
+    broker = await database.open()
+    now = await database.admin.fetchval("SELECT clock_ms()")
+    with pytest.raises(node_id.NodeIdLost):
+        shard_of(broker).node.mint(1, now - node_id.GRACE_MS, now + 1000)
+    assert len(shard_of(broker).node.mint(1, now + 1, now + 1000)) == 1
+
+
 async def test_repeated_message_id_is_logged_and_stores_nothing(
     database: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,11 +3,13 @@
 Ids are Snowflakes: milliseconds, node, sequence (core/ids.py). Two nodes with one number could mint the same id, so
 the lease is read in the transaction that stores the ids, by the database's clock: a node that was paused past its lease
 gets no id. A number whose lease ran out is free only GRACE_MS later, and ids are never minted more than AHEAD_MS_MAX
-ahead of the clock, so the next owner's ids are above all that the last one minted.
+ahead of the clock, so the next owner's ids are above all that the last one minted. A transaction that read its time
+before the number was leased gets no id either: its ids could be among those of the last owner.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 
 import asyncpg
@@ -32,7 +34,9 @@ class NodeId:
         self._lease_ms = round(lease_seconds * 1000)
         self.owner = uuid.uuid4()
         self.number = -1
+        self._since = 0  # when it was leased, ms by the database's clock
         self._maker = IdMaker(0)
+        self._replacing = asyncio.Lock()
 
     async def lease(self, connection: asyncpg.Connection) -> None:
         """Lease a number that no other node has."""
@@ -41,14 +45,23 @@ class NodeId:
             row = await connection.fetchrow(statement("free_node"), GRACE_MS)
             if row is None:
                 raise ResourceExhausted("nodes of this shard", NODES_MAX)
-            await connection.execute(statement("lease_node"), row["node"], self.owner, self._lease_ms, row["last_id"])
-        self.number, self._maker = row["node"], IdMaker(row["node"], row["last_id"])
+            values = row["node"], self.owner, self._lease_ms, row["last_id"]
+            until = await connection.fetchval(statement("lease_node"), *values)
+        self.number, self._since = row["node"], until - self._lease_ms
+        self._maker = IdMaker(row["node"], row["last_id"])
+
+    async def replace(self, connection: asyncpg.Connection, lost: int) -> None:
+        """Lease another number instead of the one that was lost, unless another call has done so."""
+        async with self._replacing:
+            if self.number == lost:
+                await self.lease(connection)
 
     async def renew(self, connection: asyncpg.Connection) -> None:
         """Extend the lease. If it has ended, lease another number."""
-        if await connection.fetchval(statement("renew_node"), self.number, self.owner, self._lease_ms) is None:
-            log.warning("node id lost; leasing another", node=self.number)
-            await self.lease(connection)
+        number = self.number
+        if await connection.fetchval(statement("renew_node"), number, self.owner, self._lease_ms) is None:
+            log.warning("node id lost; leasing another", node=number)
+            await self.replace(connection, number)
 
     async def release(self, connection: asyncpg.Connection) -> None:
         """Release the number. The highest id is stored, so the next owner can continue above it immediately."""
@@ -60,7 +73,7 @@ class NodeId:
 
     def mint(self, count: int, now: int, until: int | None) -> list[int]:
         """Return new ids. `until` is the end of the lease as the transaction read it."""
-        if until is None or until <= now:
+        if until is None or not self._since <= now < until:
             raise NodeIdLost
         last = self._maker.last
         if last and unix_ms_of(last) > now + AHEAD_MS_MAX:

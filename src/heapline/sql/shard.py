@@ -343,6 +343,7 @@ class Shard:
         """
         begin = begin or self._begin(self.lock_key(topic) if topic is not None else lock)
         for attempt in range(ATTEMPTS):
+            number = self.node.number
             try:
                 return await self.transact(begin, work)
             except _REPEATABLE:
@@ -352,7 +353,7 @@ class Shard:
                 if attempt + 1 == ATTEMPTS:
                     raise UnavailableError(f"shard {self.index}: this node cannot keep its node id; retry") from None
                 async with self.connection() as connection:
-                    await self.node.lease(connection)
+                    await self.node.replace(connection, number)
         raise AssertionError("unreachable")
 
     async def transact(self, begin: str, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:

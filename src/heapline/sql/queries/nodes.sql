@@ -9,7 +9,8 @@ ORDER BY o.until IS DISTINCT FROM 0, n.node LIMIT 1;
 
 -- name: lease_node
 INSERT INTO nodes (node, owner, until, last_id) VALUES ($1, $2, clock_ms() + $3, $4)
-ON CONFLICT (node) DO UPDATE SET owner = excluded.owner, until = excluded.until, last_id = excluded.last_id;
+ON CONFLICT (node) DO UPDATE SET owner = excluded.owner, until = excluded.until, last_id = excluded.last_id
+RETURNING until;
 
 -- name: renew_node
 UPDATE nodes SET until = clock_ms() + $3 WHERE node = $1 AND owner = $2 AND until > clock_ms() RETURNING until;
