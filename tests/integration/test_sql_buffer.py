@@ -110,6 +110,31 @@ async def test_calls_see_what_this_node_has_acknowledged(config: dict[str, Any],
         assert [m.payload for m in await hl.pop(topic, 10)] == [b"kept"]
 
 
+async def test_settings_read_before_a_change_are_not_kept(config: dict[str, Any], admin: Any, topic: str) -> None:
+    async with node(config) as hl:
+        await hl.create_topic(topic, k=10)
+        shard, was_read, changed = hl.node.shards[0], asyncio.Event(), asyncio.Event()
+        read_topic = shard.read_topic
+
+        async def read_slowly(name: Any) -> Any:
+            turn = await read_topic(name)
+            was_read.set()
+            await changed.wait()
+            return turn
+
+        shard.read_topic = read_slowly
+        early = asyncio.ensure_future(hl.enqueue(topic, b"early"))
+        await was_read.wait()
+        await hl.update_topic(topic, k=1)
+        shard.read_topic = read_topic
+        changed.set()
+        await early
+        async with no_flush(hl, admin):
+            await hl.enqueue(topic, b"directly")
+            found = await admin.fetch("SELECT FROM items WHERE topic = $1 AND payload = 'directly'", topic)
+            assert len(found) == 1
+
+
 async def test_commit_whose_answer_is_lost_is_not_repeated(config: dict[str, Any], topic: str) -> None:
     async with node(config) as hl:
         await hl.create_topic(topic, k=10)

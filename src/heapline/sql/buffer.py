@@ -93,10 +93,12 @@ class WriteBuffer:
         self._shard, self.flusher, self._clock = shard, flusher, clock
         self._fresh_ms = round(fresh * 1000)
         self._views: dict[Name, View] = {}
+        self._forgotten = 0  # how often something was
         self._reading: KeyedLocks[Name] = KeyedLocks()
 
     def forget(self, name: Name | None = None) -> None:
-        """Read a topic again before it is used, or all of them."""
+        """Read a topic again before it is used, or all of them. What is being read now may be old."""
+        self._forgotten += 1
         if name is None:
             self._views.clear()
         else:
@@ -130,12 +132,13 @@ class WriteBuffer:
         async with self._reading.alone(name):
             view, boot = self._views.get(name), self._clock.boot_ms()
             if view is None or not self._is_fresh(view):
-                number = self._shard.node.number
+                number, forgotten = self._shard.node.number, self._forgotten
                 turn = await self._shard.read_topic(name)
                 view = View(turn.topic, turn.now, boot, self._clock.boot_ms(), number, turn.node_until)
                 if len(self._views) >= VIEWS_MAX:
                     self._views.clear()
-                self._views[name] = view
+                if forgotten == self._forgotten:
+                    self._views[name] = view
             return view
 
     def _is_fresh(self, view: View) -> bool:
