@@ -127,6 +127,26 @@ async def test_enqueues_survive_kill_9_of_redis(valkey: Valkey, admin: Any, topi
         assert sorted(int(p) for p in await take_all(hl, topic)) == list(range(20))
 
 
+async def test_node_continues_after_redis_lost_what_it_had(admin: Any, topic: str) -> None:
+    """It restarts without a file: what was not flushed is lost, as `stats` says, and no call waits for that."""
+    forgetful = Valkey().start()
+    try:
+        async with node(forgetful) as hl:
+            await hl.create_topic(topic, k=10)
+            assert "lost when Redis restarts" in (await hl.stats(topic)).durability
+            async with no_flush(hl, admin):
+                sent = await hl.enqueue(topic, b"lost")
+                forgetful.kill()
+                forgetful.start()
+            await until(lambda: hl.node.redis.is_up)
+            with pytest.raises(heapline.MessageNotFound):
+                await hl.get(topic, sent.id)
+            await hl.enqueue(topic, b"kept")
+            assert await take_all(hl, topic) == [b"kept"]
+    finally:
+        forgetful.close()
+
+
 @pytest.mark.parametrize("crashes", [False, True])
 async def test_unit_whose_removal_failed_is_stored_once(
     valkey: Valkey, admin: Any, topic: str, monkeypatch: pytest.MonkeyPatch, crashes: bool

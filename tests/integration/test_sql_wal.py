@@ -14,7 +14,10 @@ import pytest
 
 import heapline
 from heapline import Outgoing
+from heapline.clock import SystemClock
 from heapline.contract.errors import BadRequest, DirectoryLocked, JournalCorrupt
+from heapline.core.ids import unix_ms_of
+from tests.integration import sql_rig
 from tests.integration.sql_rig import crash, fresh_topic, no_flush, open_node, rig_schema, stored, take_all
 from tests.postgres import shared_url
 from tests.simulation.fake_disk import FakeDisk
@@ -139,6 +142,44 @@ async def test_node_without_its_id_does_not_mint(tmp_path: Path, admin: Any, top
         second = await hl.enqueue(topic, b"y")
         assert (second.id >> 12) & 1023 != (first.id >> 12) & 1023, "it has leased another number"
         assert len(await take_all(hl, topic)) == 2
+
+
+class FarClock(SystemClock):
+    """The clock of a machine that is some hours off, and was started some hours later."""
+
+    def __init__(self, hours: int) -> None:
+        self._ms = hours * 3_600_000
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self._ms
+
+    def boot_ms(self) -> int:
+        return super().boot_ms() + self._ms
+
+
+async def test_clocks_of_nodes_do_not_matter(tmp_path: Path, admin: Any, topic: str) -> None:
+    """The database's clock decides when messages become ready and leases end, and it is the time in message ids."""
+    async with contextlib.AsyncExitStack() as stack:
+        nodes = [sql_rig.node(wal=str(tmp_path / str(hours))) for hours in (-24, 24)]
+        for hl, hours in zip(nodes, (-24, 24), strict=True):
+            hl.node.clock = FarClock(hours)
+            await stack.enter_async_context(hl)
+        behind, ahead = nodes
+        await ahead.create_topic(topic, k=10, backoff=heapline.Backoff(base=0))
+        ids = []
+        for hl in nodes:
+            ids.append((await hl.enqueue(topic, b"now")).id)
+            await hl.enqueue(topic, b"in an hour", delay=3600)
+            assert (await hl.stats(topic)).delayed == len(ids)
+            assert buffer_of(hl).flusher.mark > 0, "its log was not used"
+        now = await admin.fetchval("SELECT clock_ms()")
+        assert all(abs(unix_ms_of(id) - now) < 600_000 for id in ids)
+        assert {m.id for m in await behind.pop(topic, 10, visibility=600)} == set(ids)
+        await ahead.node.tick()
+        assert await ahead.pop(topic, 10) == [], "a lease or a delay ended early"
+        await admin.execute("UPDATE lease SET until = clock_ms() - 1 WHERE id = ANY($1)", ids)
+        await behind.node.tick()
+        assert {m.id for m in await behind.pop(topic, 10)} == set(ids)
 
 
 async def test_directory_belongs_to_one_process_and_one_deployment(tmp_path: Path, topic: str) -> None:
