@@ -135,6 +135,34 @@ async def test_settings_read_before_a_change_are_not_kept(config: dict[str, Any]
             assert len(found) == 1
 
 
+async def test_stop_waits_until_enqueues_are_in_postgres(config: dict[str, Any], admin: Any, topic: str) -> None:
+    hl = await open_node(**config, drain_seconds=None)
+    await hl.create_topic(topic, k=10)
+    async with no_flush(hl, admin):
+        await hl.enqueue(topic, b"x")
+        closing = asyncio.create_task(hl.close())
+        done, _ = await asyncio.wait([closing], timeout=0.3)
+        assert not done
+    await closing
+    assert await stored(admin, topic) == 1
+
+
+async def test_stop_ends_after_drain_seconds_and_the_next_node_continues(
+    config: dict[str, Any], admin: Any, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    hl = await open_node(**config, drain_seconds=0.1)
+    await hl.create_topic(topic, k=10)
+    async with no_flush(hl, admin):
+        await hl.enqueue(topic, b"x")
+        await hl.close()
+        assert "messages not flushed before the end" in caplog.text
+        assert await stored(admin, topic) == 0
+    async with node(config) as successor:
+        while not await stored(admin, topic):  # noqa: ASYNC110 - nothing tells when
+            await asyncio.sleep(0.02)
+        assert await take_all(successor, topic) == [b"x"]
+
+
 async def test_commit_whose_answer_is_lost_is_not_repeated(config: dict[str, Any], topic: str) -> None:
     async with node(config) as hl:
         await hl.create_topic(topic, k=10)

@@ -316,18 +316,6 @@ async def test_full_redis_refuses_enqueues_until_it_is_flushed(admin: Any, topic
         valkey.close()
 
 
-async def test_stop_waits_until_enqueues_are_in_postgres(valkey: Valkey, admin: Any, topic: str) -> None:
-    hl = await open_node(redis=valkey.url(), durability="redis", drain_seconds=None)
-    await hl.create_topic(topic, k=10)
-    async with no_flush(hl, admin):
-        await hl.enqueue(topic, b"x")
-        closing = asyncio.create_task(hl.close())
-        done, _ = await asyncio.wait([closing], timeout=0.3)
-        assert not done
-    await closing
-    assert await stored(admin, topic) == 1
-
-
 async def test_stats_report_the_durability_of_redis(topic: str) -> None:
     valkey = Valkey().start()  # without an append-only file
     try:
