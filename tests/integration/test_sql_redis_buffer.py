@@ -351,6 +351,27 @@ def test_unit_of_another_version_or_damaged_is_refused() -> None:
         decode_unit(b"short", KEY)
 
 
+@pytest.mark.parametrize("slow_mode", [False, True])
+async def test_nothing_is_acknowledged_behind_a_unit_that_cannot_be_read(
+    valkey: Valkey, admin: Any, topic: str, slow_mode: bool
+) -> None:
+    """It would not be flushed."""
+    async with node(valkey, slow_mode=slow_mode) as hl:
+        await hl.create_topic(topic, k=10)
+        await hl.node.redis.run(lambda client: client.rpush(KEY, b"not a unit of ours"))
+        await until(lambda: flusher_of(hl)._is_refused)
+        if slow_mode:
+            await hl.enqueue(topic, b"to the database")
+            assert await stored(admin, topic) == 1
+        else:
+            with pytest.raises(heapline.UnavailableError, match="a unit that cannot be read"):
+                await hl.enqueue(topic, b"refused")
+        await hl.node.redis.run(lambda client: client.delete(KEY))
+        await until(lambda: not flusher_of(hl)._is_refused)
+        await hl.enqueue(topic, b"x")
+        assert await take_all(hl, topic) == [b"to the database", b"x"][not slow_mode :]
+
+
 async def test_redis_of_another_deployment_is_refused_for_enqueues(valkey: Valkey) -> None:
     settings: dict[str, Any] = {"redis": valkey.url(), "durability": "redis"}
     async with node(valkey), heapline.sql.open([shared_url()], schema=fresh_schema(), **settings) as other:

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 from heapline.clock import Clock
 from heapline.contract.config import TopicConfig
-from heapline.contract.errors import HeaplineError, JournalCorrupt
+from heapline.contract.errors import CorruptionError, HeaplineError
 from heapline.contract.message import Enqueued
 from heapline.logs import Log
 from heapline.owned_tasks import KeyedLocks
@@ -109,7 +109,7 @@ class WriteBuffer:
         try:
             async with asyncio.timeout(seconds):
                 await self._flush_all()
-        except (TimeoutError, JournalCorrupt):  # a damaged log stays so
+        except (TimeoutError, CorruptionError):  # a damaged log stays so
             shard, units = self._shard.index, self.flusher.depth
             log.warning("messages not flushed before the end; they are flushed later", shard=shard, units=units)
 
@@ -119,7 +119,7 @@ class WriteBuffer:
             try:
                 await self.flusher.flush_all()
                 return
-            except JournalCorrupt:
+            except CorruptionError:
                 raise
             except HeaplineError as error:
                 log.warning("flush failed; will retry", shard=self._shard.index, error=str(error))

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from heapline.clock import Clock
-from heapline.contract.errors import HeaplineError, JournalCorrupt, UnavailableError
+from heapline.contract.errors import CorruptionError, HeaplineError, JournalCorrupt, UnavailableError
 from heapline.logs import Log
 from heapline.owned_tasks import OwnedTasks
 from heapline.sql.flush_loop import FlushLoop
@@ -158,7 +158,7 @@ class Flusher:
         try:
             await self._reopen()
             await self._flush(await self._wal.after(self.mark))
-        except JournalCorrupt:
+        except CorruptionError:
             self._wal.is_refused = True
             raise
         self._wake_waiting()

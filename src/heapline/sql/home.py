@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heapline.contract.config import TopicConfig
-from heapline.contract.errors import JournalCorrupt
+from heapline.contract.errors import CorruptionError
 from heapline.sql.buffer import WriteBuffer, is_buffered
 from heapline.sql.counters import Counters
 from heapline.sql.redis_buffer import BufferDown
@@ -24,12 +24,12 @@ class Home:
         """Wait until the database has what this node has acknowledged for the topic.
 
         If it is in Redis, and Redis is down, raise BufferDown; if the log is damaged or belongs to another process,
-        JournalCorrupt. Unless it is required, continue without it.
+        CorruptionError. Unless it is required, continue without it.
         """
         try:
             if self.buffer is not None:
                 await self.buffer.flusher.flush(self.name.canonical)
-        except (BufferDown, JournalCorrupt):
+        except (BufferDown, CorruptionError):
             if required:
                 raise
 

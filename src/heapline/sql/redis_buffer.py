@@ -25,7 +25,14 @@ import asyncpg
 import msgspec
 
 from heapline.clock import Clock
-from heapline.contract.errors import Closed, HeaplineError, JournalCorrupt, UnavailableError, UnknownFormat
+from heapline.contract.errors import (
+    Closed,
+    CorruptionError,
+    HeaplineError,
+    JournalCorrupt,
+    UnavailableError,
+    UnknownFormat,
+)
 from heapline.logs import Log
 from heapline.owned_tasks import OwnedTasks
 from heapline.sql.flush_loop import FlushLoop
@@ -146,6 +153,7 @@ class RedisFlusher:
         self._backlog: tuple[int, int] | None = None  # a flush that did not read all, and how many units it left
         self._forget_at = 0  # boot ms
         self._behind_since: int | None = None  # boot ms; None: the database has everything
+        self._is_refused = False  # the list has a unit that cannot be read, so nothing behind it is flushed
         self.depth = 0  # units in the list when it was last read
 
     def start(self) -> None:
@@ -168,8 +176,12 @@ class RedisFlusher:
 
     @property
     def is_slow(self) -> bool:
-        """Whether enqueues go to Postgres because Redis is down."""
-        return self._slow_mode and not self._redis.is_up
+        """Whether enqueues go to Postgres because Redis is down, or its list cannot be read."""
+        return self._slow_mode and not self._is_usable
+
+    @property
+    def _is_usable(self) -> bool:
+        return self._redis.is_up and not self._is_refused
 
     async def durability(self) -> str:
         """Return what an acknowledgment means, by the settings of the server."""
@@ -181,10 +193,11 @@ class RedisFlusher:
     # -- appending -------------------------------------------------------------------------------------------------
 
     def accepts(self) -> bool:
-        """Whether enqueues go to Redis now. In slow mode they go to Postgres while it is down; else raise."""
-        if not self._redis.is_up and not self._slow_mode:
-            raise BufferDown("redis is down, and durability is 'redis'; nothing was stored: retry later")
-        return self._redis.is_up
+        """Whether enqueues go to Redis now. In slow mode they go to Postgres if they cannot; else raise."""
+        if not self._is_usable and not self._slow_mode:
+            what = f"the redis key {self._key} has a unit that cannot be read" if self._redis.is_up else "redis is down"
+            raise BufferDown(f"{what}, and durability is 'redis'; nothing was stored: retry later")
+        return self._is_usable
 
     async def append(self, topic: str, batch: Batch) -> None:
         """Store messages of a topic in Redis; return when it has acknowledged them."""
@@ -267,6 +280,9 @@ class RedisFlusher:
             return await self._round()
         except RedisDown as error:
             raise self._down() from error
+        except CorruptionError:
+            self._is_refused = True
+            raise
 
     def _down(self) -> BufferDown:
         return BufferDown("messages that were acknowledged are in redis, which is down; retry later")
@@ -276,7 +292,7 @@ class RedisFlusher:
         if not self._unflushed:
             self.depth = await self._redis.run(lambda client: client.llen(self._key))
         is_due = self._clock.boot_ms() >= self._forget_at
-        if not (self.depth or self._unflushed or is_due):
+        if not (self.depth or self._unflushed or is_due or self._is_refused):
             self._wake()
             return True
         began = self._clock.boot_ms()
@@ -302,6 +318,7 @@ class RedisFlusher:
             return Turn(slice, len(new), stored)
 
         turn = await self._shard.run(work, lock=self._lock)
+        self._is_refused = False
         self._store.committed(turn.stored)
         self._record(read, turn)
         if is_due and turn.slice.is_all:
