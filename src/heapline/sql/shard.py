@@ -62,6 +62,9 @@ _UNREACHABLE = (
     TimeoutError,
 )
 _SLOW = (TimeoutError, asyncpg.QueryCanceledError, asyncpg.InsufficientResourcesError)  # of those: it does answer
+#: After these a connection is given up. Its release would wait until the statement is cancelled, or it leads to a
+#: server that has become a standby.
+_USELESS = (TimeoutError, asyncpg.ReadOnlySQLTransactionError)
 _REFUSALS = (
     asyncpg.InvalidAuthorizationSpecificationError,  # a wrong user or password
     asyncpg.InvalidCatalogNameError,  # no such database
@@ -297,8 +300,8 @@ class Shard:
                 try:
                     yield connection
                 except Exception as error:
-                    if isinstance(error, TimeoutError):
-                        _terminate(connection)  # else its release would wait until the statement is cancelled
+                    if isinstance(error, _USELESS):
+                        _terminate(connection)
                     if not isinstance(error, _UNREACHABLE):
                         self.circuit.answered()
                     raise
