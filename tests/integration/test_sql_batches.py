@@ -154,6 +154,23 @@ async def test_sweep_completes_batches_although_another_shard_is_down(
     await admin.close()
 
 
+async def test_sweep_completes_a_batch_however_many_newer_ones_are_undecided() -> None:
+    schema = fresh_schema()
+    async with heapline.sql.open([shared_url()], schema=schema) as hl:
+        await hl.create_topic("jobs")
+        await hl.prepare_batch("z", "1", {"jobs": [Outgoing(b"x")]})
+        admin = await asyncpg.connect(shared_url(), server_settings={"search_path": schema})
+        # As if the process had ended right after the decision, and others had prepared many batches since.
+        await admin.execute("INSERT INTO decisions VALUES ('z', '{1}', 1, '{jobs}', NULL, NULL, clock_ms())")
+        await admin.execute(
+            "INSERT INTO prepared SELECT 'a' || n, part, topic, name, topics, digest, at + 1, 0, NULL, NULL, NULL, "
+            "results, content FROM prepared, generate_series(1, 2000) AS n WHERE batch = 'z'"
+        )
+        await admin.close()
+        await hl._sweeper.sweep()
+        assert [m.payload for m in await hl.pop("jobs")] == [b"x"]
+
+
 async def _pop_or_nothing(hl: heapline.Broker, topic: str) -> list[heapline.Message]:
     try:
         return await hl.pop(topic)

@@ -90,7 +90,8 @@ DELETE FROM prepared_sequences WHERE topic = $1;
 SELECT batch, part, name, messages, at FROM prepared;
 
 -- name: prepared_batches
-SELECT batch, max(at) AS at FROM prepared GROUP BY batch LIMIT 1000;
+-- The oldest first: a decided one among them must be settled before its decision is forgotten.
+SELECT batch, max(at) AS at FROM prepared GROUP BY batch ORDER BY 2 LIMIT 1000;
 
 -- name: select_decision
 SELECT parts, messages, topics FROM decisions WHERE batch = $1;
