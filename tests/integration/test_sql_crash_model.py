@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import heapline
+import heapline.sql
 from heapline import Outgoing
+from tests.integration.sql_cutter import PHASES, cuttable_connections, cutter
 from tests.integration.sql_rig import crash, fresh_topic, open_node, take_all
 from tests.simulation.fake_disk import FakeDisk, PowerCut
 from tests.valkey import fresh_redis
@@ -28,36 +30,7 @@ asyncpg = pytest.importorskip("asyncpg")
 redis = pytest.importorskip("redis.asyncio")
 from heapline.sql.redis import buffer_key  # noqa: E402 - needs asyncpg
 
-CALLS = ("execute", "fetch", "fetchrow", "fetchval", "copy_records_to_table")
 VISIBILITY = 0.3  # seconds
-
-
-class Cut(ConnectionError):
-    """The node is dead: no statement reaches the server, no answer reaches the node."""
-
-
-class Cutter:
-    """Cuts a node off from the servers at its n-th statement or command, before or after it is executed."""
-
-    def __init__(self) -> None:
-        self.left: int | None = None  # statements until the cut; None: no cut
-        self.is_after = False
-
-    def wrap(self, call: Any) -> Any:
-        async def cuttable(connection: Any, *args: Any, **options: Any) -> Any:
-            if self.left is None:
-                return await call(connection, *args, **options)
-            self.left -= 1
-            if self.left > 0:
-                return await call(connection, *args, **options)
-            if self.left == 0 and self.is_after:
-                await call(connection, *args, **options)
-            raise Cut
-
-        return cuttable
-
-
-cutter = Cutter()
 
 
 class FailingDisk(FakeDisk):
@@ -77,11 +50,8 @@ class FailingDisk(FakeDisk):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cuttable_connections() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name in CALLS:
-            patch.setattr(asyncpg.Connection, name, cutter.wrap(getattr(asyncpg.Connection, name)))
-        patch.setattr(redis.Redis, "execute_command", cutter.wrap(redis.Redis.execute_command))
+def cuttable() -> Iterator[None]:
+    with cuttable_connections():
         yield
 
 
@@ -180,10 +150,6 @@ async def run(lives: list[dict[str, Any]], seed: int, config: dict[str, Any]) ->
     for plan in lives:
         await story.live(plan, config)
     await story.end(config)
-
-
-#: Shrinking takes minutes here, and histories are short anyway.
-PHASES = (Phase.explicit, Phase.generate)
 
 
 @settings(max_examples=15, deadline=None, phases=PHASES, suppress_health_check=list(HealthCheck))
