@@ -73,6 +73,24 @@ async def test_database_that_lost_a_flush_gets_it_again(tmp_path: Path, admin: A
         assert sorted(await take_all(hl, topic)) == [b"kept", b"rolled back", b"rolled back too"]
 
 
+async def test_calls_wait_for_what_a_database_that_lost_it_gets_again(tmp_path: Path, admin: Any, topic: str) -> None:
+    async with node(tmp_path, poll_interval=0.05) as hl:
+        await hl.create_topic(topic, k=10)
+        flusher = buffer_of(hl).flusher
+        sent = await hl.enqueue(topic, b"x")
+        await hl.enqueue(topic, b"y")
+        await until(lambda: flusher.depth == 0)
+        async with no_flush(hl, admin):
+            await admin.execute("DELETE FROM ready USING topics AS t WHERE topic = t.id AND t.name = $1", topic)
+            await admin.execute("DELETE FROM flushed WHERE wal = $1", flusher._wal.id)
+            await admin.execute("INSERT INTO counts SELECT 0, * FROM miscounted")
+            await until(lambda: flusher.depth > 0)
+            getting = asyncio.create_task(hl.get(topic, sent.id))
+            await asyncio.wait([getting], timeout=0.2)
+        assert (await getting).payload == b"x"
+        assert sorted(await take_all(hl, topic)) == [b"x", b"y"]
+
+
 async def test_log_is_deleted_some_time_after_its_flush(
     tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

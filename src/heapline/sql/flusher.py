@@ -52,7 +52,7 @@ class Flusher:
         self._tasks = OwnedTasks()
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # unit, and who waits for its flush
         self._last_unit: dict[str, int] = {}  # by topic, while it has messages in the log
-        self._replay_end = 0  # units up to here were found in the log when it was opened
+        self._replay_end = 0  # units up to here may be of any topic: they were there when the log was opened, or lost
         self._marks: deque[tuple[int, int]] = deque()  # (boot ms, mark), to keep the log longer than it is needed
         self._reopen_at = 0  # boot ms
         self.mark = 0  # the last unit that is known to be in the database
@@ -229,6 +229,7 @@ class Flusher:
                 shard=self._shard.index,
                 units=self.mark - mark,
             )
+            self._replay_end = self._wal.durable
         self.mark = mark
 
     # -- reclaiming ------------------------------------------------------------------------------------------------
