@@ -204,6 +204,18 @@ async def test_messages_of_a_deleted_topic_are_dropped_or_go_to_its_successor(
         assert await take_all(hl, topic + "-2") == []
 
 
+async def test_messages_go_to_the_topic_of_their_name(config: dict[str, Any], admin: Any, topic: str) -> None:
+    """After a failover to a state without their topic, another one may have been created with its incarnation."""
+    async with node(config) as hl:
+        await hl.create_topic(topic, k=10)
+        async with no_flush(hl, admin):
+            await hl.enqueue(topic, b"x")
+            await admin.execute("UPDATE topics SET name = $1 WHERE name = $2", topic + "-other", topic)
+            await hl.create_topic(topic, k=10)
+        assert await take_all(hl, topic) == [b"x"]
+        assert await take_all(hl, topic + "-other") == []
+
+
 async def test_message_whose_id_is_taken_gets_another(config: dict[str, Any], admin: Any, topic: str) -> None:
     async with node(config) as hl:
         await hl.create_topic(topic, k=10)

@@ -47,7 +47,7 @@ class UnitStore:
         deadlines: list[int] = []
         slot = layout.open("ready")
         for batch, ids in zip(batches, await self._free_ids(connection, layout, batches), strict=True):
-            topic = topics.get(batch.topic)
+            topic = topics.get(_name_of(batch))
             if topic is None:
                 log.info("topic was deleted; its messages are dropped", topic=batch.name, count=len(batch.rows))
                 continue
@@ -113,17 +113,19 @@ class UnitStore:
                 key = topic.ordering.key(priority, unix_ms_of(id))
             yield (id, key, due, priority, *rest)
 
-    async def _topics(self, connection: asyncpg.Connection, batches: Sequence[Batch], now: int) -> dict[int, Topic]:
-        """Return topics by the incarnation in the log: the same one, or else the one that has its name now."""
-        wanted = {batch.topic: Name(batch.namespace, batch.name) for batch in batches}
-        rows = await connection.fetch(statement("topics_by_id"), list(wanted))
-        found = {row["id"]: topic_of(Name(row["namespace"], row["name"]), row, now) for row in rows}
-        for id, name in wanted.items():
-            if id not in found:
-                row = await connection.fetchrow(statement("topic_by_name"), *name)
-                if row is not None:
-                    found[id] = topic_of(name, row, now)
-        return found
+    async def _topics(self, connection: asyncpg.Connection, batches: Sequence[Batch], now: int) -> dict[Name, Topic]:
+        """Return the topics that have these names now.
+
+        The incarnation in the log does not identify one: after a failover to an older state, another topic may have it.
+        """
+        wanted = {_name_of(batch) for batch in batches}
+        rows = await connection.fetch(statement("topics_by_name"), *map(list, zip(*wanted, strict=True)))
+        names = [Name(row["namespace"], row["name"]) for row in rows]
+        return {name: topic_of(name, row, now) for name, row in zip(names, rows, strict=True)}
+
+
+def _name_of(batch: Batch) -> Name:
+    return Name(batch.namespace, batch.name)
 
 
 def _repeated(ids: Sequence[int], taken: AbstractSet[int]) -> list[int]:

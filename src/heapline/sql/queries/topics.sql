@@ -49,8 +49,9 @@ SELECT id, namespace, name, config, id_suffix FROM topics;
 -- name: topics_by_id
 SELECT id, namespace, name, config, id_suffix, paused, paused_until FROM topics WHERE id = ANY($1);
 
--- name: topic_by_name
-SELECT id, namespace, name, config, id_suffix, paused, paused_until FROM topics WHERE namespace = $1 AND name = $2;
+-- name: topics_by_name
+SELECT t.id, namespace, name, t.config, t.id_suffix, t.paused, t.paused_until
+FROM unnest($1::text[], $2::text[]) AS u(namespace, name) JOIN topics AS t USING (namespace, name);
 
 -- name: delete_topic
 DELETE FROM topics WHERE id = $1;
