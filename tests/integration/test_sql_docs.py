@@ -1,6 +1,8 @@
-"""The example of docs/sql.md runs as written, on a real PostgreSQL."""
+"""The examples of docs/sql.md run as written, on a real PostgreSQL."""
 
 from __future__ import annotations
+
+from textwrap import indent
 
 import pytest
 
@@ -11,10 +13,12 @@ from tests.postgres import drop_schema, shared_url
 asyncpg = pytest.importorskip("asyncpg")
 
 
-async def test_example_runs_as_written() -> None:
-    (example,) = [b for b in blocks_of((ROOT / "docs" / "sql.md").read_text()) if b.language == "python"]
-    assert example.reason is not None, "add a comment that says why test_docs does not run it"
-    code = example.body.replace("postgresql://heapline@db1/queues", shared_url())
+async def test_examples_run_as_written() -> None:
+    """The second one continues with the broker of the first."""
+    examples = [b for b in blocks_of((ROOT / "docs" / "sql.md").read_text()) if b.language == "python"]
+    assert all(b.reason for b in examples), "add a comment that says why test_docs does not run it"
+    first, second = (b.body for b in examples)
+    code = first.replace("postgresql://heapline@db1/queues", shared_url()) + indent(second, "    ")
     body = "\n".join(f"    {line}" for line in code.splitlines())
     program: dict[str, object] = {}
     exec(f"async def main():\n{body}\n    return message", program)
