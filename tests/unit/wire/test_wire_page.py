@@ -51,6 +51,9 @@ class ArrowZstd:
         compressed: bytes = pa.Codec("zstd").compress(bytes(data), asbytes=True)
         return compressed
 
+    def unpacked_size(self, data: Any) -> None:
+        return None
+
     def decompress(self, data: Any, size_max: int) -> bytes:
         try:
             with pa.input_stream(pa.py_buffer(data), compression="zstd") as stream:

@@ -228,6 +228,9 @@ class _Announced:
     def compress(self, data: Any) -> bytes:
         raise AssertionError("no vector is large enough")
 
+    def unpacked_size(self, data: Any) -> None:
+        raise AssertionError("no vector is compressed here")
+
     def decompress(self, data: Any, size_max: int) -> bytes:
         raise AssertionError("no vector is compressed here")
 

@@ -8,6 +8,7 @@ bodies in pieces, in turns. Small frames go first, so they wait only for what `t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -44,7 +45,9 @@ from heapline.wire.frames.format import (
 
 #: Kind, command, request, headers and body of a complete frame.
 Frame = tuple[int, int, int, Headers | None, Body]
-ABANDONED = 256  # not a byte; the kind that the reader reports when CANCEL arrives amid the pieces of its request
+# Kinds that only the reader reports; they are not bytes.
+ABANDONED = 256  # CANCEL arrived amid the pieces of its request
+PACKED_REQUEST = 257  # a compressed REQUEST; `unpack` its body once there is room for it
 VIEW_MIN = 16 << 10  # shorter bodies are copied, which is as fast; a view keeps the whole chunk that was received
 #: First bytes of peers that are on the wrong port.
 OTHER_PROTOCOLS = {
@@ -90,16 +93,15 @@ class FrameReader:
         """Bytes of incomplete frames and bodies."""
         return self._have + self._incomplete_bytes
 
-    def receive(self, data: bytes) -> list[Frame]:
-        """Return the frames that `data` completes, up to the first one that violates the format."""
+    def receive(self, data: bytes) -> Iterator[Frame]:
+        """Yield the frames that `data` completes, up to the first one that violates the format."""
         if self._have:
             self._chunks.append(data)
             self._have += len(data)
             if self._have < self._need:
-                return []
+                return
             data = b"".join(self._chunks)
             self._chunks, self._have = [], 0
-        frames: list[Frame] = []
         at, size, length_max, need = 0, len(data), self.length_max, HEADER_SIZE
         while size - at >= HEADER_SIZE:
             length, kind, flags, command, request = _unpack_from(data, at)
@@ -107,7 +109,7 @@ class FrameReader:
             end = start + length
             if length > length_max:
                 self.violation = self._too_long(data[at:end], length)
-                return frames
+                return
             if end > size:
                 need = HEADER_SIZE + length
                 break
@@ -117,18 +119,17 @@ class FrameReader:
                     frame = self._special(kind, flags, command, request, body)
                 except ProtocolError as violation:
                     self.violation = violation
-                    return frames
+                    return
                 if frame is not None:
-                    frames.append(frame)
+                    yield frame
             else:
-                frames.append((kind, command, request, None, body))
+                yield kind, command, request, None, body
             at = end
         if not self._bodies and size - at >= 4 and (length := int.from_bytes(data[at : at + 4], "little")) > length_max:
             self.violation = self._too_long(data[at:], length)  # less than a header, as in an alert of TLS
-            return frames
+            return
         if at < size:
             self._chunks, self._have, self._need = [data[at:] if at else data], size - at, need
-        return frames
 
     def _too_long(self, start: bytes, length: int) -> ProtocolError:
         if not self._bodies:  # before the handshake: the peer may have confused ports
@@ -157,7 +158,7 @@ class FrameReader:
             self._add(request, body)
             return None
         if flags & COMPRESSED:
-            body = self._decompress(body)
+            return self._packed(kind, command, request, headers, body)
         return kind, command, request, headers, body
 
     def _continue(self, kind: int, flags: int, command: int, request: int, body: Body) -> Frame | None:
@@ -173,8 +174,14 @@ class FrameReader:
         self._drop(request)
         whole: Body = memoryview(first.body).toreadonly()
         if first.flags & COMPRESSED:
-            whole = self._decompress(whole)
+            return self._packed(kind, command, request, first.headers, whole)
         return kind, command, request, first.headers, whole
+
+    def _packed(self, kind: int, command: int, request: int, headers: Headers | None, body: Body) -> Frame:
+        """Leave a request packed: 150 bytes can become 4 MiB, and one chunk can have a thousand of them."""
+        if kind == REQUEST:
+            return PACKED_REQUEST, command, request, headers, body
+        return kind, command, request, headers, self.unpack(body)
 
     def _add(self, request: int, piece: Body) -> None:
         """Copy a piece. A view would keep the whole chunk in which it arrived."""
@@ -189,7 +196,14 @@ class FrameReader:
     def _drop(self, request: int) -> None:
         self._incomplete_bytes -= len(self._incomplete.pop(request).body)
 
-    def _decompress(self, body: Body) -> Body:
+    def unpacked_size(self, body: Body) -> int:
+        """Return how large a compressed body becomes, at most."""
+        assert self._compression is not None
+        size = self._compression.unpacked_size(body)
+        return COMPRESS_MAX if size is None else size
+
+    def unpack(self, body: Body) -> Body:
+        """Decompress a body."""
         assert self._compression is not None
         try:
             return self._compression.decompress(body, min(self._windows.body_bytes, COMPRESS_MAX))

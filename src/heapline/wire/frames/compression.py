@@ -19,6 +19,10 @@ MODULES = ("compression.zstd", "backports.zstd")
 class Compression(Protocol):
     def compress(self, data: bytes | memoryview) -> bytes: ...
 
+    def unpacked_size(self, data: bytes | memoryview) -> int | None:
+        """Return the size after decompression, or None if the data does not name it or is damaged."""
+        ...
+
     def decompress(self, data: bytes | memoryview, size_max: int) -> bytes:
         """Raise ValueError if the data is damaged or becomes larger than `size_max`."""
         ...
@@ -32,11 +36,18 @@ class Zstd:
         compressed: bytes = self._module.compress(data, LEVEL)
         return compressed
 
+    def unpacked_size(self, data: bytes | memoryview) -> int | None:
+        try:
+            size: int | None = self._module.get_frame_info(data).decompressed_size
+        except self._module.ZstdError:
+            return None
+        return size
+
     def decompress(self, data: bytes | memoryview, size_max: int) -> bytes:
         module = self._module
         decompressor = module.ZstdDecompressor(options={module.DecompressionParameter.window_log_max: WINDOW_LOG_MAX})
         try:
-            size = module.get_frame_info(data).decompressed_size  # None if the frame does not name it
+            size = self.unpacked_size(data)
             if size is not None and size > size_max:
                 raise ValueError(f"{size} bytes when decompressed; the limit is {size_max}")
             plain: bytes = decompressor.decompress(data, size_max + 1)

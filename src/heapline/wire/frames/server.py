@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from heapline.contract.errors import ResourceExhausted
 from heapline.wire import codec
-from heapline.wire.frames.buffers import ABANDONED
+from heapline.wire.frames.buffers import ABANDONED, PACKED_REQUEST
 from heapline.wire.frames.compression import Compression
 from heapline.wire.frames.events import Auth, Cancel, Credit, Request
 from heapline.wire.frames.format import (
@@ -83,6 +83,7 @@ class ServerFrames(Peer):
         self._writer.open(self._peer_windows)
         self._handlers = {
             REQUEST: self._on_request,
+            PACKED_REQUEST: self._on_packed_request,
             CREDIT: self._on_credit,
             CANCEL: self._on_cancel,
             ABANDONED: self._on_abandoned,
@@ -167,9 +168,7 @@ class ServerFrames(Peer):
         if request in opened or not request:
             raise ProtocolError(f"request {request} is in progress; number each request differently, from 1")
         may_wait = command in self._waiting_commands
-        window = self._full_window(may_wait, size)
-        if window is not None:
-            self._writer.put(ERROR, 0, request, codec.encode_error(ResourceExhausted(*window)))
+        if self._is_refused(request, may_wait, size):
             return None
         opened[request] = size
         self._open_bytes += size
@@ -178,17 +177,24 @@ class ServerFrames(Peer):
             body = bytes(body)  # a view would keep its whole chunk while the call waits
         return Request(request, command, headers, body)
 
-    def _full_window(self, may_wait: bool, size: int) -> tuple[str, int] | None:
-        """Return the name and size of the window that has no room for another request."""
+    def _on_packed_request(self, command: int, request: int, headers: Headers | None, body: Body) -> Request | None:
+        if self._is_refused(request, command in self._waiting_commands, self._reader.unpacked_size(body)):
+            return None
+        return self._on_request(command, request, headers, self._reader.unpack(body))
+
+    def _is_refused(self, request: int, may_wait: bool, size: int) -> bool:
+        """Refuse a request if a window has no room for it."""
         opened, waiting, windows = len(self._open), len(self._waiting), self.windows
-        if may_wait:
-            if waiting >= windows.waiting:
-                return "waiting calls on one connection", windows.waiting
-        elif opened - waiting >= windows.calls:
-            return "calls in progress on one connection", windows.calls
-        if opened and self._open_bytes + size > windows.calls_bytes:
-            return "bytes of calls in progress on one connection", windows.calls_bytes
-        return None
+        if may_wait and waiting >= windows.waiting:
+            window = ResourceExhausted("waiting calls on one connection", windows.waiting)
+        elif not may_wait and opened - waiting >= windows.calls:
+            window = ResourceExhausted("calls in progress on one connection", windows.calls)
+        elif opened and self._open_bytes + size > windows.calls_bytes:
+            window = ResourceExhausted("bytes of calls in progress on one connection", windows.calls_bytes)
+        else:
+            return False
+        self._writer.put(ERROR, 0, request, codec.encode_error(window))
+        return True
 
     def _on_credit(self, command: int, request: int, headers: Headers | None, body: Body) -> Credit | None:
         items = decode_body(body, Credits, "CREDIT").items
@@ -204,6 +210,8 @@ class ServerFrames(Peer):
         return Cancel(request) if request in self._open else None  # it may have been answered meanwhile
 
     def _on_abandoned(self, command: int, request: int, headers: Headers | None, body: Body) -> None:
+        if request in self._open or not request:
+            raise ProtocolError(f"request {request} is in progress; number each request differently, from 1")
         self._writer.put(ERROR, 0, request, CANCELLED)
 
     def _on_auth(self, command: int, request: int, headers: Headers | None, body: Body) -> Auth:

@@ -16,6 +16,9 @@ class Zlib:
     def compress(self, data: Any) -> bytes:
         return zlib.compress(data)
 
+    def unpacked_size(self, data: Any) -> int | None:
+        return None
+
     def decompress(self, data: Any, size_max: int) -> bytes:
         worker = zlib.decompressobj()
         try:

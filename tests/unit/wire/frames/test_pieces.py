@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import zlib
 from random import Random
+from typing import Any
 
 import pytest
 
 from heapline.wire.frames import ClientFrames, Headers, Item, ProtocolError, Request, Response, Windows
 from heapline.wire.frames.compression import installed
 from heapline.wire.frames.format import LENGTH_MAX, Kind
-from tests.unit.wire.frames.connection import ENQUEUE, POP, ZLIB, connected, drain, frame, frames_in
+from tests.unit.wire.frames.connection import ENQUEUE, POP, ZLIB, Zlib, connected, drain, frame, frames_in
 
 MIB = 1 << 20
 
@@ -216,6 +217,15 @@ def test_cancel_amid_the_pieces_stops_them_and_is_answered() -> None:
     assert "cancelled" in str(answer.error)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_abandoned_body_cannot_have_the_number_of_a_request_in_progress(number: int) -> None:
+    _, server = connected()
+    server.receive(frame(Kind.REQUEST, 1, b"x"))
+    with pytest.raises(ProtocolError, match=f"request {number} is in progress"):
+        server.receive(frame(Kind.REQUEST, number, b"x", flags=2) + frame(Kind.CANCEL, number))
+    assert not any(kind == Kind.ERROR for kind, *_ in frames_in(drain(server)))
+
+
 def test_cancel_before_the_first_piece_sends_nothing_and_no_answer_follows() -> None:
     client, _ = connected(Windows(bodies=1))
     client.send_request(ENQUEUE, bytes(MIB))
@@ -286,6 +296,53 @@ def test_bomb_and_garbage_are_violations() -> None:
             server.receive(frame(Kind.REQUEST, 1, body, flags=4))
     _, server = connected(windows, compressions=ZLIB)
     assert len(server.receive(frame(Kind.REQUEST, 1, zlib.compress(bytes(MIB)), flags=4))[0].body) == MIB
+
+
+class CountingZlib(Zlib):
+    """Counts decompressed bodies, which all have a MiB."""
+
+    def __init__(self) -> None:
+        self.bodies = 0
+
+    def unpacked_size(self, data: Any) -> int:
+        return MIB
+
+    def decompress(self, data: Any, size_max: int) -> bytes:
+        self.bodies += 1
+        return super().decompress(data, size_max)
+
+
+def test_requests_over_a_window_are_refused_packed() -> None:
+    packer, packed = CountingZlib(), zlib.compress(bytes(MIB))
+    half = len(packed) // 2
+    _, server = connected(Windows(calls=9, calls_bytes=3 * MIB), compressions={"zlib": packer})
+    for number in range(1, 50):
+        if number % 2:
+            chunk = frame(Kind.REQUEST, number, packed, flags=4)
+        else:
+            chunk = frame(Kind.REQUEST, number, packed[:half], flags=6) + frame(Kind.REQUEST, number, packed[half:])
+        assert len(server.receive(chunk)) == (number <= 3)
+    assert packer.bodies == server.in_progress == 3
+    refused = [body for kind, *_, body in frames_in(drain(server)) if kind == Kind.ERROR]
+    assert len(refused) == 46
+    assert all(b"bytes of calls in progress" in body for body in refused)
+
+
+def test_answers_to_no_request_are_not_decompressed_after_the_first() -> None:
+    packer, packed = CountingZlib(), zlib.compress(bytes(MIB))
+    client, _ = connected(compressions={"zlib": packer})
+    with pytest.raises(ProtocolError, match="request 7, which is not in progress"):
+        client.receive(frame(Kind.RESPONSE, 7, packed, flags=4) * 100)
+    assert packer.bodies == 1
+
+
+def test_zstd_names_the_size_of_a_body_before_it_is_decompressed() -> None:
+    if not (available := installed()):
+        pytest.skip("this Python has no zstd")
+    zstd = available["zstd"]
+    packed = zstd.compress(bytes(5000))
+    assert zstd.unpacked_size(packed) == 5000
+    assert zstd.unpacked_size(b"garbage") is zstd.unpacked_size(b"") is None
 
 
 def test_body_too_large_to_compress_on_the_loop_is_sent_plainly() -> None:
