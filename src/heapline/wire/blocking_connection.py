@@ -152,7 +152,7 @@ class BlockingConnection:
                         used = 0
                 if item is None:
                     break
-                yield codec.decode_result(item.body, type(feed))
+                yield codec.read_result(item.body, type(feed))
             if slot.error is not None:
                 raise slot.error
         finally:
@@ -288,9 +288,8 @@ class BlockingConnection:
         try:
             events = self._frames.receive(data) if data else []
         except ProtocolError as error:
-            events = error.events
+            self._dispatch(error.events)
             self._write()
-            self._dispatch(events)
             self._break(UnavailableError(f"the server violated the protocol: {error}"))
             return True
         self._dispatch(events)
@@ -321,7 +320,12 @@ class BlockingConnection:
             slot.answer = event
         if not slot.is_abandoned or (slot.command is None and not (slot.kind is not None and slot.kind.facts.leases)):
             return
-        result = codec.decode_result(event.body, slot.kind) if isinstance(event, Response) else None
+        result = None
+        if isinstance(event, Response):
+            try:
+                result = codec.read_result(event.body, slot.kind)
+            except UnavailableError as error:
+                slot.error = error
         if isinstance(slot.command, GetTopic):
             self._settings.learn(slot.command.topic, result, time.monotonic())
         elif isinstance(slot.command, Release):
@@ -373,7 +377,7 @@ class Started(Generic[R]):
         if self._slot.error is not None:
             raise self._slot.error
         assert isinstance(self._slot.answer, Response)
-        result: R = codec.decode_result(self._slot.answer.body, self._slot.kind)
+        result: R = codec.read_result(self._slot.answer.body, self._slot.kind)
         return result
 
     def cancel(self) -> None:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from heapline.contract import check
 from heapline.contract.call import CALLS, Call, Feed
 from heapline.contract.columns import Columns, from_rows, to_rows
-from heapline.contract.errors import BadRequest, HeaplineError
+from heapline.contract.errors import BadRequest, HeaplineError, UnavailableError
 from heapline.contract.message import LogFrame, Outgoing, from_ms
 from heapline.contract.messages import SCOPES, NewMessages, pack_messages
 from heapline.contract.stream import Payloads, ReplayInfo
@@ -90,6 +90,15 @@ def decode_result(data: bytes | memoryview, kind: type[Call[Any]]) -> Any:
     if type(result) is LogFrame:
         result = replace(result, events=[replace(e, columns=_unpack_log_columns(e.columns)) for e in result.events])
     return result
+
+
+def read_result(data: bytes | memoryview, kind: type[Call[Any]]) -> Any:
+    """Decode the result that a server sent. Raise UnavailableError if that fails."""
+    try:
+        return decode_result(data, kind)
+    except Exception as error:
+        text = f"the server's answer to {kind.facts.rpc} cannot be decoded: {error}"
+        raise UnavailableError(text) from error
 
 
 def read_answer(kind: Any, value: Any) -> Any:

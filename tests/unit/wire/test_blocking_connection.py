@@ -419,16 +419,50 @@ def test_broken_connection_fails_calls_in_progress_and_later_ones(server: FakeSe
                 use()
 
 
-def test_violation_by_the_server_breaks_the_connection() -> None:
-    def answer_twice(frames: ServerFrames, number: int, command: Purge) -> None:
-        frames.send_response(number, codec.encode_result(Count(1)))
-        frames._open[number] = 0
-        frames.send_response(number, codec.encode_result(Count(2)))
+def answer_twice(frames: ServerFrames, number: int, command: Purge) -> None:
+    frames.send_response(number, codec.encode_result(Count(1)))
+    frames._open[number] = 0
+    frames.send_response(number, codec.encode_result(Count(2)))
 
+
+def test_violation_by_the_server_breaks_the_connection() -> None:
     with FakeServer({Purge: answer_twice}) as server, connect(server.address, "good") as connection:
         assert connection.call(Purge("jobs")) == Count(1), "the answer before the violation counts"
         with pytest.raises(UnavailableError, match="violated the protocol"):
             connection.call(Purge("jobs"))
+
+
+def test_answer_before_a_violation_counts_even_if_the_server_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = blocking.BlockingConnection._write
+
+    def write_until_the_violation(connection: Any) -> None:
+        write(connection) if connection._frames.failure is None else connection._break(UnavailableError("reset"))
+
+    monkeypatch.setattr(blocking.BlockingConnection, "_write", write_until_the_violation)
+    with FakeServer({Purge: answer_twice}) as server, connect(server.address, "good") as connection:
+        assert connection.call(Purge("jobs")) == Count(1)
+
+
+def test_answer_that_cannot_be_decoded_fails_its_own_call_only() -> None:
+    def garbage(frames: ServerFrames, number: int, command: Any = None) -> None:
+        frames.send_response(number, b"\xc1")
+
+    def garbage_item(frames: ServerFrames, number: int) -> None:
+        frames.send_item(number, b"\xc1")
+        frames.send_end(number)
+
+    script = {**SCRIPT, PauseTopic: pause, Purge: garbage}
+    with (
+        FakeServer(script, on_cancel=garbage, on_credit=garbage_item) as server,
+        connect(server.address, "good") as connection,
+    ):
+        with pytest.raises(UnavailableError, match="the server's answer to Purge cannot be decoded"):
+            connection.call(Purge("jobs"))
+        with pytest.raises(UnavailableError, match="the server's answer to ReadUnits cannot be decoded"):
+            next(connection.feed(ReadUnits("jobs", 0, 5)))
+        with pytest.raises(DeadlineExceeded):
+            connection.call(Pop("jobs", wait=60), timeout=0.05)
+        until(lambda: connection.call(PauseTopic("jobs")) is None and not connection._slots)
 
 
 def serve_once(answer: bytes, *, resets: bool = False) -> Any:
