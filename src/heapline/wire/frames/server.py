@@ -160,8 +160,13 @@ class ServerFrames(Peer):
         if hello.windows.bodies_bytes < hello.windows.body_bytes:
             raise ProtocolError("HELLO accepts larger bodies than incomplete bodies")
         self._features, self._peer_windows, self._version = hello.features, hello.windows, version
-        self._handlers = {PING: self._on_ping, PONG: self._on_pong}  # nothing else until WELCOME was sent
+        self._handlers = {PING: self._on_early_ping, PONG: self._on_pong}  # nothing else until WELCOME was sent
         return hello
+
+    def _on_early_ping(self, command: int, request: int, headers: Headers | None, body: Body) -> None:
+        if self.buffered >= LENGTH_MAX_BEFORE_WELCOME:
+            raise ProtocolError("too many PINGs before WELCOME")
+        self._on_ping(command, request, headers, body)
 
     def _on_request(self, command: int, request: int, headers: Headers | None, body: Body) -> Request | None:
         opened, size = self._open, len(body)

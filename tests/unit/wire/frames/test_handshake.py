@@ -110,6 +110,7 @@ def test_refused_client_receives_the_error_and_the_server_accepts_nothing_more()
         (hello(credential="x" * 5000), "over the limit"),
         (hello() + hello(), "HELLO is not expected here"),
         (hello() + frame(Kind.REQUEST, 1), "REQUEST is not expected here"),
+        (hello() + frame(Kind.PING) * 400, "too many PINGs before WELCOME"),
         (frame(Kind.REQUEST, 1, flags=2), "more than 0 incomplete bodies"),
     ],
 )
