@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.harness import Row
 
-PERCENTILE = re.compile(r", p\d\d$")
+PERCENTILE = re.compile(r"\bp\d\d\b")
 KEPT = Path(__file__).with_name("ratios.json")
 
 #: A ratio may get this much worse before it counts as a regression: shared machines vary by as much.

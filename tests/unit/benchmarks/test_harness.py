@@ -135,7 +135,8 @@ def test_markdown_names_the_machine_without_its_name_and_marks_regressions() -> 
 def test_percentiles_and_rates_with_a_cpu_row_are_not_saved(tmp_path: Path) -> None:
     path = tmp_path / "ratios.json"
     names = ("enqueue", "enqueue: CPU of the server", "enqueue, p95", "enqueue, 2 callers")
-    ratios.save("server", [row(name, ratio=1.0) for name in names], path)
+    percentiles = ("due, p99: 5,000/s", "ack p50 while timers fire", "one pop, p50, next to a raw fsync")
+    ratios.save("server", [row(name, ratio=1.0) for name in names + percentiles], path)
     assert set(ratios.load("server", path)) == {"enqueue: CPU of the server", "enqueue, 2 callers"}
 
 
