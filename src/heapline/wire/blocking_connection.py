@@ -152,7 +152,7 @@ class BlockingConnection:
                         used = 0
                 if item is None:
                     break
-                yield codec.read_result(item.body, type(feed))
+                yield codec.decode_result(item.body, type(feed))
             if slot.error is not None:
                 raise slot.error
         finally:
@@ -323,7 +323,7 @@ class BlockingConnection:
         result = None
         if isinstance(event, Response):
             try:
-                result = codec.read_result(event.body, slot.kind)
+                result = codec.decode_result(event.body, slot.kind)
             except UnavailableError as error:
                 slot.error = error
         if isinstance(slot.command, GetTopic):
@@ -377,7 +377,7 @@ class Started(Generic[R]):
         if self._slot.error is not None:
             raise self._slot.error
         assert isinstance(self._slot.answer, Response)
-        result: R = codec.read_result(self._slot.answer.body, self._slot.kind)
+        result: R = codec.decode_result(self._slot.answer.body, self._slot.kind)
         return result
 
     def cancel(self) -> None:

@@ -80,25 +80,24 @@ def encode_result(result: Any) -> bytes:
 
 
 def decode_result(data: bytes | memoryview, kind: type[Call[Any]]) -> Any:
-    """Decode the result of a call, of this release or another one; see `read_answer`."""
+    """Decode the result of a call, of this release or another one; see `read_answer`.
+
+    Raise UnavailableError if that fails.
+    """
     if kind.result is type(None):
         return None
     try:
-        result = _decoder(kind.result).decode(data)
-    except msgspec.ValidationError:
-        result = read_answer(kind.result, msgspec.msgpack.decode(data))
-    if type(result) is LogFrame:
-        result = replace(result, events=[replace(e, columns=_unpack_log_columns(e.columns)) for e in result.events])
-    return result
-
-
-def read_result(data: bytes | memoryview, kind: type[Call[Any]]) -> Any:
-    """Decode the result that a server sent. Raise UnavailableError if that fails."""
-    try:
-        return decode_result(data, kind)
+        try:
+            result = _decoder(kind.result).decode(data)
+        except msgspec.ValidationError:
+            result = read_answer(kind.result, msgspec.msgpack.decode(data))
+        if type(result) is LogFrame:
+            events = [replace(event, columns=_unpack_log_columns(event.columns)) for event in result.events]
+            result = replace(result, events=events)
     except Exception as error:
         text = f"the server's answer to {kind.facts.rpc} cannot be decoded: {error}"
         raise UnavailableError(text) from error
+    return result
 
 
 def read_answer(kind: Any, value: Any) -> Any:

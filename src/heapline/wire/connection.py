@@ -306,7 +306,7 @@ class ClientConnection(FrameProtocol):
                     if self._frames.failure is None:
                         self._frames.send_credit(number, 1)
                         self.flush_soon()
-                    yield codec.read_result(item, kind)
+                    yield codec.decode_result(item, kind)
                 if items.has_ended:
                     if items.error is not None:
                         raise items.error
@@ -352,7 +352,7 @@ class ClientConnection(FrameProtocol):
 
     def _give(self, call: _Call, body: Any) -> None:
         try:
-            result = None if call.kind is None else codec.read_result(body, call.kind)
+            result = None if call.kind is None else codec.decode_result(body, call.kind)
         except UnavailableError as error:
             call.future.set_exception(error)
         else:

@@ -12,7 +12,7 @@ import pytest
 import heapline
 from heapline.contract.call import Count
 from heapline.contract.columns import pack
-from heapline.contract.errors import BadRequest, LeaseLost
+from heapline.contract.errors import BadRequest, LeaseLost, UnavailableError
 from heapline.contract.groups import FetchedRows, PartitionBatch, StreamRows
 from heapline.contract.leases import Ack, LeaseKeys
 from heapline.contract.log import PinState, ReadLog, ReadUnits
@@ -84,8 +84,9 @@ def test_no_result_is_an_empty_body() -> None:
     assert encode_result(None) == b""
     assert decode_result(b"", PauseTopic) is None
     assert decode_result(memoryview(encode_result(Count(3))), Purge) == Count(3)
-    with pytest.raises(msgspec.DecodeError):
+    with pytest.raises(UnavailableError, match="answer to Purge cannot be decoded") as refused:
         decode_result(b"", Purge)
+    assert isinstance(refused.value.__cause__, msgspec.DecodeError)
 
 
 def test_error_survives_with_its_code() -> None:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from heapline.contract.call import Call, Page
 from heapline.contract.config import Aging, Backoff, TopicConfig
-from heapline.contract.errors import BadRequest, HeaplineError
+from heapline.contract.errors import BadRequest, HeaplineError, UnavailableError
 from heapline.contract.leases import Pop
 from heapline.contract.message import LogFrame, TopicInfo
 from heapline.contract.topics import CreateTopic, GetTopic, ListTopics
@@ -110,9 +110,10 @@ def test_requests_keep_the_bounds_of_settings(name: str) -> None:
 def test_answer_with_values_of_a_wrong_type_is_refused() -> None:
     for wrong in ({"name": 7}, {"config": {"k": "many"}}, {"config": {"strategy": 3}}, {"config": []}):
         body = {"name": "jobs", "incarnation": 1, "config": {}} | wrong
-        with pytest.raises(msgspec.ValidationError):
+        with pytest.raises(UnavailableError, match="answer to GetHeap cannot be decoded") as refused:
             codec.decode_result(codec.encode(body), GetTopic)
-    with pytest.raises(msgspec.ValidationError):
+        assert isinstance(refused.value.__cause__, msgspec.ValidationError)
+    with pytest.raises(UnavailableError, match="answer to GetHeap cannot be decoded"):
         codec.decode_result(codec.encode({"name": "jobs"} | ADDED), GetTopic)
 
 
