@@ -223,6 +223,22 @@ def test_lag_is_known_after_a_crash_before_any_row_is_read() -> None:
     assert rig.group.partitions[0].lag(10) == 6
 
 
+def test_ack_next_to_a_done_range_counts_its_rows_once() -> None:
+    rig = Rig()
+    rig.take(page(0, 1, 2, 3, 4, 5))
+    rig.ack(3, 4)
+    rig.nack(5)
+    rig.reopen()
+    assert rig.take(page(0, 1, 2), now=NOW + DAY) == [(5, 2), (0, 1), (1, 1), (2, 1)]
+    assert rig.group.partitions[0].cursor == 5
+    # One ack moves the committed offset to 5, where the done range [3, 5) ends, and adds the range [5, 6).
+    assert rig.ack(0, 1, 2, 5, now=NOW + DAY) == []
+    offsets = rig.group.partitions[0]
+    assert (offsets.committed, offsets.count, offsets.lag(6)) == (6, 6, 0)
+    rig.reopen()
+    assert rig.group.partitions[0].lag(6) == 0
+
+
 def test_snapshot_restores_the_groups() -> None:
     rig = Rig()
     dead_row(rig, 1, 2, 3, 4)

@@ -306,8 +306,9 @@ class GroupOffsets:
             self._replayed(event)
 
     def _progressed(self, event: GroupAcked | GroupDead) -> None:
-        self.done.add(event.starts, event.ends, event.counts)
+        # Cut first: an added range may begin where a range that `event.count` includes ends, and would join it.
         self.done.cut(event.committed)
+        self.done.add(event.starts, event.ends, event.counts)
         self.committed, self.count = event.committed, event.count
         self.recorded = event.committed
         self.fresh.end_below(event.committed)
