@@ -50,6 +50,7 @@ def _selection(
     header: Annotated[list[Pair] | None, "Only with this; repeatable.", ROWS] = None,
     priority_min: Annotated[int | None, "Smallest priority.", ROWS] = None,
     priority_max: Annotated[int | None, "Largest priority.", ROWS] = None,
+    allow_gaps: Annotated[bool, "Begin where the log does, though earlier rows were reclaimed.", ROWS] = False,
     rate: Annotated[float | None, "Maximum number of rows per second."] = None,
 ) -> dict[str, Any]:
     """Return the arguments of Broker.replay and start_replay that select rows."""
@@ -62,6 +63,7 @@ def _selection(
         "mode": "fast" if fast else "all",
         "where": None if where == ReplayFilter() else where,
         "rate": rate,
+        "allow_gaps": allow_gaps,
     }
 
 
@@ -192,6 +194,7 @@ def _facts(info: ReplayInfo) -> Table:
         ("replayed", counted(info.replayed, "message")),
         ("skipped", counted(info.skipped, "row")),
         ("partitions", offsets),
+        ("gaps", ", ".join(f"{p}: rows below {first} were reclaimed" for p, first in info.gaps.items()) or None),
         ("rate", None if info.rate is None else f"{info.rate:g} per second"),
         ("started", moment(info.started_at)),
         ("waiting for" if waits else "error", harmless(info.error or "")),

@@ -482,11 +482,15 @@ class Methods:
         delay: float | None = None,
         deliver_at: datetime | None = None,
         keep_due: bool = False,
+        allow_gaps: bool = False,
     ) -> ReplayInfo:
-        """Enqueue a stream's messages into a topic (the same one by default), each exactly once, across restarts."""
+        """Enqueue a stream's messages into a topic (the same one by default), each exactly once, across restarts.
+
+        `allow_gaps` is that of `replay`; the result's `gaps` then says where the log starts.
+        """
         first, last, chosen = log_range(start, end, partitions)
         command = replays.StartReplay(
-            name, topic, into, first, last, chosen, mode, where, rate, priority, delay, deliver_at, keep_due
+            name, topic, into, first, last, chosen, mode, where, rate, priority, delay, deliver_at, keep_due, allow_gaps
         )
         info: ReplayInfo = await self.do(command)
         return info

@@ -46,6 +46,7 @@ class ReplayStep(Struct, frozen=True, omit_defaults=True):
     ends: dict[int, int]
     batches: list[PartitionBatch] = []
     id_suffix: int = 0  # of the topic: the low bits of its messages' ULIDs
+    gaps: dict[int, int] = {}  # first step: where the log starts, by partition whose requested rows were reclaimed
 
 
 def check_partitions(partitions: list[int] | None) -> None:
@@ -63,7 +64,8 @@ class Replay(Feed[ReplayStep]):
     """Read the stream from `start` to `end`, which is what is durable when it begins.
 
     mode="fast" reads only the last state of each message, and only messages that still exist. With `checkpoint` it
-    continues where SaveCheckpoint left off.
+    continues where SaveCheckpoint left off. If rows after the start were reclaimed, the call is refused; with
+    `allow_gaps` it begins where the log does, and the first step says so.
     """
 
     topic: Topic
@@ -74,6 +76,7 @@ class Replay(Feed[ReplayStep]):
     where: ReplayFilter | None = None
     rate: Rate | None = None
     checkpoint: CheckpointName | None = None
+    allow_gaps: bool = False
 
     def validate(self) -> None:
         check_partitions(self.partitions)
@@ -105,7 +108,7 @@ class SaveCheckpoint(Command[None]):
 class StartReplay(Command[ReplayInfo]):
     """Enqueue a stream's messages into a topic, each exactly once, across restarts.
 
-    Starting it again with the same arguments returns the replay that runs.
+    Starting it again with the same arguments returns the replay that runs. `allow_gaps` is that of Replay.
     """
 
     name: ReplayName
@@ -121,6 +124,7 @@ class StartReplay(Command[ReplayInfo]):
     delay: Seconds | None = None
     deliver_at: Instant | None = None
     keep_due: bool = False
+    allow_gaps: bool = False
 
     def validate(self) -> None:
         check_partitions(self.partitions)
@@ -183,6 +187,8 @@ async def deliver(
         progress = _Progress(save)
         try:
             async for step in steps:
+                if step.gaps:
+                    log.warning("replay omits reclaimed rows", topic=step.topic, log_starts=step.gaps)
                 for batch in step_batches(step.topic, step.batches, step.id_suffix):
                     if batches:
                         yield batch

@@ -228,6 +228,7 @@ class ReplayInfo(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
     error: str | None = None
     started_at: datetime | None = None
+    gaps: dict[int, int] = {}  # partition -> where the log starts, if earlier rows that were requested are reclaimed
 
     @property
     def done_share(self) -> float:

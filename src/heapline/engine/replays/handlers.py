@@ -70,9 +70,9 @@ async def replay(broker: TopicKeeper, feed: replays.Replay, context: Context) ->
     runner = broker.runner(feed.topic)
     request = request_of(feed)
     kept = None if feed.checkpoint is None else await find_checkpoint(runner, feed.checkpoint)
-    ranges = await find_ranges(runner, request, kept)
+    ranges, gaps = await find_ranges(runner, request, kept)
     ends = {p: last for p, (_, last) in ranges.items()}
-    yield replays.ReplayStep(runner.name, {p: first for p, (first, _) in ranges.items()}, ends)
+    yield replays.ReplayStep(runner.name, {p: first for p, (first, _) in ranges.items()}, ends, gaps=gaps)
     reading, pace = Reading(runner, request, ranges, broker.clock), Pace(request.rate, broker.clock)
     try:
         while not reading.is_done:

@@ -88,6 +88,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     seen: list[int] = []  # enqueued messages that may appear in the stream again
     claim: Claim | None = None
     error: str | None = None
+    gaps: dict[int, int] = {}  # partition -> where the log started, if the request began before
 
     @property
     def producer_id(self) -> str:
@@ -126,6 +127,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             rate=self.request.rate,
             error=self.error,
             started_at=from_ms(self.started_ms),
+            gaps=self.gaps,
         )
 
 

@@ -138,7 +138,7 @@ class ReplayJobs:
                 if (known.request, known.into, known.change) != (request, target.name, change):
                     raise ReplayExists(name)
                 return known.info()
-            ranges = await find_ranges(source, request)
+            ranges, gaps = await find_ranges(source, request)
             starts = {p: start for p, (start, _) in ranges.items()}
             job = Job(
                 name=name,
@@ -150,6 +150,7 @@ class ReplayJobs:
                 starts=starts,
                 ends={p: end for p, (_, end) in ranges.items()},
                 positions=starts,
+                gaps=gaps,
                 started_ms=self._clock.wall_ms(),
                 epoch=await _next_epoch(target, producer_of(name)),
             )

@@ -9,13 +9,14 @@ the first that was written at or after the start, up to the first at or after th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from heapline.contract.check import instant_to_ms
 from heapline.contract.errors import BadRequest
 from heapline.contract.groups import Position
+from heapline.contract.message import from_ms
 from heapline.contract.replays import Replay, StartReplay
 from heapline.contract.stream import ReplayFilter
 from heapline.engine.runner import TopicRunner
@@ -43,6 +44,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mode: Literal["all", "fast"] = "all"
     where: ReplayFilter | None = None
     rate: float | None = None
+    allow_gaps: bool = False
+
+
+class Selection(NamedTuple):
+    """The ranges of a request, and where the log starts in each partition in which it omits reclaimed rows."""
+
+    ranges: Ranges
+    gaps: dict[int, int]
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -65,6 +74,7 @@ def request_of(command: Replay | StartReplay) -> Request:
         mode=command.mode,
         where=where,
         rate=command.rate,
+        allow_gaps=command.allow_gaps,
     )
 
 
@@ -77,7 +87,7 @@ def _mark(position: Position) -> Mark:
     )
 
 
-async def find_ranges(runner: TopicRunner, request: Request, kept: Mapping[int, int] | None = None) -> Ranges:
+async def find_ranges(runner: TopicRunner, request: Request, kept: Mapping[int, int] | None = None) -> Selection:
     """Return the ranges of a request. `kept` has offsets, by partition, that replace the requested start."""
     if not runner.loaded.topic.config.streams:
         raise BadRequest(f"topic {runner.name!r} was created with streams=False, so it cannot be replayed")
@@ -112,30 +122,60 @@ def _chosen(request: Request, count: int, topic: str) -> list[int]:
     return chosen
 
 
-def _find(reader: LogReader, request: Request, chosen: list[int], ends: list[int], kept: Mapping[int, int]) -> Ranges:
+def _find(
+    reader: LogReader, request: Request, chosen: list[int], ends: list[int], kept: Mapping[int, int]
+) -> Selection:
     found = reader.first_offsets(len(ends))
     firsts = {p: end if (first := found[p]) is None else first for p, end in enumerate(ends)}
     lasts = {p: ends[p] for p in chosen}
     starts = _offsets(reader, request.start, firsts, lasts)
     stops = lasts if request.end is None else _offsets(reader, request.end, firsts, lasts)
+    log_begin_ms = None if request.start.wall_ms is None else reader.first_wall()
+    gaps: dict[int, int] = {}
     for partition in chosen:
+        first = firsts[partition]
         asked = _asked(request.start, partition)
+        is_gap = log_begin_ms is not None and _misses_time(
+            request.start, log_begin_ms, first, first if found[partition] is None else starts[partition]
+        )
         if partition in kept:
             asked = starts[partition] = kept[partition]
+            is_gap = False
         elif kept and partition > max(kept) and request.partitions is None and request.start.offsets is None:
-            asked, starts[partition] = None, firsts[partition]  # the topic has grown since
-        if asked is not None and asked < firsts[partition]:
-            raise BadRequest(
-                f"offset {asked} of partition {partition} was reclaimed: the log starts at {firsts[partition]}"
-                + (
-                    f', and this checkpoint cannot continue; use another one (start="earliest", or from '
-                    f"{firsts[partition]})"
-                    if partition in kept
-                    else ' (start="earliest" begins there)'
-                )
-            )
+            asked, starts[partition], is_gap = None, first, False  # the topic has grown since
+        if is_gap or (asked is not None and asked < first):
+            if not request.allow_gaps:
+                raise BadRequest(_reclaimed(partition, first, asked, partition in kept, log_begin_ms))
+            gaps[partition] = starts[partition] = first
     # A range that ends before it starts is empty and stays at its start.
-    return {p: (min(starts[p], lasts[p]), max(min(starts[p], lasts[p]), min(stops[p], lasts[p]))) for p in chosen}
+    ranges = {p: (min(starts[p], lasts[p]), max(min(starts[p], lasts[p]), min(stops[p], lasts[p]))) for p in chosen}
+    return Selection(ranges, gaps)
+
+
+def _misses_time(start: Mark, log_begin_ms: int, first: int, offset: int) -> bool:
+    """Return whether rows of a partition that were written at or after the start may have been reclaimed.
+
+    The times of reclaimed units are unknown, but the wall clock of none was beyond that of the log's first unit, unless
+    the clock was set back. A log start that was raised (log_bounds.py) can be inside the first segment.
+    """
+    assert start.wall_ms is not None
+    return first > 0 and (start.wall_ms <= log_begin_ms or offset < first)
+
+
+def _reclaimed(partition: int, first: int, asked: int | None, is_kept: bool, log_begin_ms: int | None) -> str:
+    if asked is None:
+        assert log_begin_ms is not None
+        begin = from_ms(log_begin_ms).isoformat(timespec="milliseconds")
+        return (
+            f"rows after the requested time were reclaimed: the log of partition {partition} starts at offset {first}, "
+            f"written after {begin} (allow_gaps begins there)"
+        )
+    begins = f"offset {asked} of partition {partition} was reclaimed: the log starts at {first}"
+    if is_kept:
+        return begins + (
+            f', and this checkpoint cannot continue; use another one (start="earliest", or from {first}), or allow_gaps'
+        )
+    return begins + ' (start="earliest" or allow_gaps begins there)'
 
 
 def _asked(start: Mark, partition: int) -> int | None:

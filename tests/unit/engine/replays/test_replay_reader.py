@@ -12,8 +12,10 @@ import pytest
 
 import heapline
 from heapline.contract import replays
+from heapline.contract.message import from_ms
 from heapline.contract.replays import SaveCheckpoint
 from heapline.contract.stream import ReplayFilter, StreamBatch, StreamMessage
+from heapline.core.placement import place
 from heapline.engine.replays import handlers, reader, scan
 from heapline.journal.records import BadRecord, Records, empty_records
 from heapline.journal.small_files import SmallFiles
@@ -148,17 +150,74 @@ async def test_replay_ends_at_the_log_end_seen_at_its_start() -> None:
     assert seen == [b"0"]
 
 
-async def test_reclaimed_start_is_rejected_with_the_logs_start() -> None:
+async def drain_and_reclaim(rig: Rig) -> tuple[int, int]:
+    """Fill and drain the topic until its first segments are deleted. Return the log's first offset and its end."""
+    for _ in range(30):
+        await rig.hl.enqueue("jobs", b"." * 100_000)
+        await rig.hl.ack(await rig.hl.pop("jobs", 1))
+        rig.clock.advance(1)
+    for _ in range(3):
+        await rig.hl.enqueue("jobs", b".")  # the snapshots that reclaiming needs
+        await rig.hl.snapshot("jobs")
+    await rig.runner().maintenance.reclaim()
+    first, end = (await rig.hl.offsets("jobs"))[0]
+    assert first > 0, "the test would prove nothing"
+    return first, end
+
+
+async def test_start_by_time_before_the_reclaimed_part_is_rejected_unless_gaps_are_allowed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with opened() as rig:
+        before = from_ms(rig.clock.wall_ms())
+        first, _ = await drain_and_reclaim(rig)
+        with pytest.raises(heapline.BadRequest, match=rf"starts at offset {first}, .*allow_gaps"):
+            await read(rig.hl, start=before)
+        with pytest.raises(heapline.BadRequest, match="allow_gaps"):
+            await rig.hl.start_replay("again", "jobs", start=before)
+        assert not await rig.hl.list_replays()
+        everything_left = [row.offset for row in await read(rig.hl, start="earliest")]
+        assert [row.offset for row in await read(rig.hl, start=before, allow_gaps=True)] == everything_left
+        assert [record.levelname for record in caplog.records if "reclaimed" in record.getMessage()] == ["WARNING"]
+        info = await rig.hl.start_replay("again", "jobs", start=before, allow_gaps=True)
+        assert info.gaps == {0: first}
+        assert await read(rig.hl, start=from_ms(rig.clock.wall_ms())), "a start by time within the log is accepted"
+
+
+async def test_reclaimed_offsets_and_checkpoints_are_skipped_if_gaps_are_allowed() -> None:
+    async with opened() as rig:
+        first, _ = await drain_and_reclaim(rig)
+        await rig.hl.do(SaveCheckpoint("jobs", "mine", {0: 1}))
+        for options in ({"start": first - 1}, {"start": {0: 0}}, {"checkpoint": "mine"}):
+            rows = await read(rig.hl, allow_gaps=True, **options)
+            assert rows[0].offset >= first, options
+        assert (await rig.hl.start_replay("b", "jobs", start=first, allow_gaps=True)).gaps == {}
+
+
+async def test_partition_whose_rows_are_all_reclaimed_counts_as_a_gap_only_before_the_log() -> None:
+    async with opened(topic={"partitions": 2}) as rig:
+        before = from_ms(rig.clock.wall_ms())
+        silent, other = (next(k for k in map(str, range(99)) if place([k.encode()], 2).item() == p) for p in (1, 0))
+        await rig.hl.enqueue("jobs", b"once", key=silent)
+        await rig.hl.ack(await rig.hl.pop("jobs", 1))
+        rig.clock.advance(1)
         for _ in range(30):
-            await rig.hl.enqueue("jobs", b"." * 100_000)
+            await rig.hl.enqueue("jobs", b"." * 100_000, key=other)
             await rig.hl.ack(await rig.hl.pop("jobs", 1))
+        rig.clock.advance(1)
         for _ in range(3):
-            await rig.hl.enqueue("jobs", b".")  # the snapshots that reclaiming needs
+            await rig.hl.enqueue("jobs", b".", key=other)
             await rig.hl.snapshot("jobs")
         await rig.runner().maintenance.reclaim()
-        first, end = (await rig.hl.offsets("jobs"))[0]
-        assert first > 0, "the test would prove nothing"
+        with pytest.raises(heapline.BadRequest, match=r"partition 1 .*allow_gaps"):
+            await read(rig.hl, start=before, partitions=[1])
+        assert await read(rig.hl, start=before, partitions=[1], allow_gaps=True) == []
+        assert await read(rig.hl, start=from_ms(rig.clock.wall_ms()), partitions=[1]) == []
+
+
+async def test_reclaimed_start_is_rejected_with_the_logs_start() -> None:
+    async with opened() as rig:
+        first, end = await drain_and_reclaim(rig)
         with pytest.raises(heapline.BadRequest, match=f"starts at {first}"):
             await read(rig.hl, start=first - 1)
         assert next(row.offset for row in await read(rig.hl, start="earliest")) >= first
