@@ -248,6 +248,15 @@ async def test_health_is_exported_to_the_registry(world: World) -> None:
     assert registry.get_sample_value("parti_subscription_delivered_total", {"manager": "m"}) == 1
 
 
+async def test_partition_subscribed_from_another_thread_is_delivered(world: World) -> None:
+    helper = world.helper()
+    await world.publish(ONE, "1")
+    await asyncio.to_thread(lambda: asyncio.run(helper.update_subscriptions([ONE], [], world.note)))
+    await until(lambda: world.got == [(ONE.id, "1")])
+    await asyncio.to_thread(lambda: asyncio.run(helper.close()))
+    assert helper.partitions == ()
+
+
 async def test_close_leaves_no_tasks(world: World) -> None:
     helper = world.helper()
     await helper.update_subscriptions([ONE, TWO], [], world.note)

@@ -1,4 +1,4 @@
-"""Await operations with a deadline and without losing a cancellation.
+"""Await operations with a deadline, on another thread's event loop, and without losing a cancellation.
 
 Before Python 3.12, `asyncio.wait_for` forgets a cancellation that arrives together with the answer, and so do libraries
 that catch it. The cancelled task would run forever, and so would any task that waits for its end: a worker whose
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from heapline.assign.errors import ConnectionLost
 
@@ -42,6 +42,22 @@ async def within(seconds: float, operation: Awaitable[T]) -> T:
         if is_cancelled():
             raise
         raise ConnectionLost("the operation was cancelled internally") from None
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the running event loop of this thread, or None if there is none."""
+    with contextlib.suppress(RuntimeError):
+        return asyncio.get_running_loop()
+    return None
+
+
+async def on_loop(loop: asyncio.AbstractEventLoop, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run an operation on its own event loop and wait for it, whichever thread's loop this is."""
+    if asyncio.get_running_loop() is loop:
+        return await operation()
+    if not loop.is_running():
+        raise ConnectionLost("its event loop is not running")
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(operation(), loop))
 
 
 def is_cancelled() -> bool:

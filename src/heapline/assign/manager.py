@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from heapline.assign.assignment import ASSIGNMENT_KEY, Assignment, Document
-from heapline.assign.cancellation import wait_for_event, within
+from heapline.assign.cancellation import on_loop, wait_for_event, within
 from heapline.assign.config import Config
 from heapline.assign.election import LEADER_KEY, ElectionAgent, KVElection
 from heapline.assign.errors import (
@@ -90,6 +90,7 @@ class Manager:
         self._heartbeat: Heartbeat | None = None
         self._began_at = 0.0
         self._is_closing = False
+        self._loop: asyncio.AbstractEventLoop | None = None  # set by start()
         self._tasks: list[asyncio.Task[None]] = []
         self._ready = asyncio.Event()
         self._all_dropped = asyncio.Event()
@@ -113,11 +114,11 @@ class Manager:
 
     @property
     def assignment(self) -> Assignment:
-        """The partitions this worker holds now, by the newest document it knows."""
+        """The partitions this worker holds now, by the newest document it knows. Any thread may read it."""
         member, now = self._member, self._clock()
         if member is None:
             return Assignment()
-        held = {p: fence for p, fence in member.held.items() if member.holds(p, now)}
+        held = member.held_at(now)
         fences = {p.id: fence for p, fence in held.items()}
         return Assignment(member.version, member.lifecycle, tuple(sorted(held)), fences)
 
@@ -136,7 +137,15 @@ class Manager:
         return None if self._member is None else self._member.fence(partition, self._clock())
 
     async def refresh_partitions(self) -> None:
-        """Have the leader list the partitions again because they have changed. Returns when the request is stored."""
+        """Have the leader list the partitions again because they have changed. Returns when the request is stored.
+
+        It may be called from any thread, concurrently, as in `asyncio.run(manager.refresh_partitions())`.
+        """
+        if self._loop is None:
+            raise ConnectionLost("this worker has not started")
+        await on_loop(self._loop, self._refresh_partitions)
+
+    async def _refresh_partitions(self) -> None:
         if self.is_leader:
             await self._leadership.list_partitions()
             return
@@ -158,6 +167,7 @@ class Manager:
         """Claim an id, take part in the election, and wait for the first assignment."""
         if self.state is not State.INIT:
             raise BadConfig("a manager can be started only once; create a new one")
+        self._loop = asyncio.get_running_loop()
         self._status.change_to(State.CLAIMING_ID)
         self._tasks = [
             asyncio.create_task(self._hooks.run(self._next_change, self._change_finished), name="assign hooks"),

@@ -32,7 +32,7 @@ class Member:
         self.worker, self.session = worker, session
         self.lease = Lease(ttl)
         self.document: Document | None = None
-        self.held: dict[Partition, int] = {}  # partition: fence
+        self.held: dict[Partition, int] = {}  # partition: fence; replaced, never changed: other threads read it
         self._leftover: set[Partition] = set() if former is None else former.undropped
         self._grants: dict[Partition, int] = {}
         # Partitions whose adding hook has succeeded.
@@ -64,16 +64,14 @@ class Member:
 
     def begin(self, change: Change) -> None:
         """Note that the hook is about to be called."""
-        for partition in change.added:
-            self.held[partition] = self._grants[partition]
+        self.held = self.held | {partition: self._grants[partition] for partition in change.added}
 
     def finish(self, change: Change) -> tuple[int, int]:
         """Note that the hook succeeded. Return how many partitions it works on more, and how many fewer."""
-        before = set(self._active)
-        for partition in change.removed:
-            self._leftover.discard(partition)
-            self.held.pop(partition, None)
-            self._active.discard(partition)
+        before, removed = set(self._active), set(change.removed)
+        self._leftover.difference_update(removed)
+        self.held = {partition: fence for partition, fence in self.held.items() if partition not in removed}
+        self._active.difference_update(removed)
         self._active.update(partition for partition in change.added if partition in self.held)
         return len(self._active - before), len(before - self._active)
 
@@ -124,8 +122,12 @@ class Member:
         """Return whether a leader waits for a confirmation that can be given now. `written` is the last one written."""
         return self._awaited > written and self.confirmable() >= self._awaited
 
+    def held_at(self, now: float) -> dict[Partition, int]:
+        """Return what is held then. The result never changes."""
+        return self.held if now < self.lease.ends_at else {}
+
     def holds(self, partition: Partition, now: float) -> bool:
-        return partition in self.held and now < self.lease.ends_at
+        return partition in self.held_at(now)
 
     def fence(self, partition: Partition, now: float) -> int | None:
-        return self.held[partition] if self.holds(partition, now) else None
+        return self.held_at(now).get(partition)

@@ -20,13 +20,14 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from heapline.assign.cancellation import honor_cancellation, wait_for_event
+from heapline.assign.cancellation import honor_cancellation, on_loop, running_loop, wait_for_event
 from heapline.assign.config import Duration, RetryConfig
 from heapline.assign.errors import BadConfig, ConnectionLost
 from heapline.assign.hooks import is_async
@@ -96,6 +97,9 @@ class SubscriptionConfig:
 class SubscriptionHelper:
     """Keeps a subscription for each held partition.
 
+    Every method may be called from any thread. The work, including handlers, runs on one event loop, the one that the
+    NATS client belongs to: that in which the helper was created, or else that of its first call.
+
     >>> helper = SubscriptionHelper(nc, SubscriptionConfig(stream="work"), holds=lambda p: manager.holds(p))
     ... # doctest: +SKIP
     >>> async def changed(added, removed):  # doctest: +SKIP
@@ -112,7 +116,9 @@ class SubscriptionHelper:
     ) -> None:
         require_nats()
         self._client, self._config, self._holds, self._on_error = client, config, holds, on_error
+        # Replaced, never changed: other threads read it.
         self._subscriptions: dict[Partition, _Subscription] = {}
+        self._loop = running_loop()
         self._reconciler: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
         self._counts = Health()
@@ -125,7 +131,7 @@ class SubscriptionHelper:
         subscriptions = self._subscriptions.values()
         return replace(
             self._counts,
-            wanted=len(self._subscriptions),
+            wanted=len(subscriptions),
             active=sum(subscription.is_active for subscription in subscriptions),
             failing=sum(subscription.is_failing for subscription in subscriptions),
         )
@@ -140,24 +146,32 @@ class SubscriptionHelper:
         """Release removed partitions and subscribe to added ones. Safe to repeat."""
         if not is_async(handler):
             raise BadConfig("a handler must be an async function: async def handle(partition, message)")
+        await self._on_its_loop(partial(self._update, tuple(added), tuple(removed), handler))
+
+    async def _on_its_loop(self, operation: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._loop = self._loop or asyncio.get_running_loop()
+        await on_loop(self._loop, operation)
+
+    async def _update(self, added: Sequence[Partition], removed: Sequence[Partition], handler: Handler) -> None:
         async with self._changing:
             await self._drop(removed)
-            for partition in added:
-                if partition not in self._subscriptions:
-                    self._subscriptions[partition] = _Subscription(self, partition, handler)
+            new = [partition for partition in dict.fromkeys(added) if partition not in self._subscriptions]
+            begun = {partition: _Subscription(self, partition, handler) for partition in new}
+            self._subscriptions = self._subscriptions | begun
             if self._reconciler is None:
                 self._reconciler = asyncio.create_task(self._reconcile_loop(), name="assign reconciling")
 
     async def _drop(self, partitions: Iterable[Partition]) -> None:
-        removed_subscriptions = [
-            subscription
-            for partition in partitions
-            if (subscription := self._subscriptions.pop(partition, None)) is not None
-        ]
-        await asyncio.gather(*(subscription.stop() for subscription in removed_subscriptions))
+        left = dict(self._subscriptions)
+        ended = [left.pop(partition) for partition in dict.fromkeys(partitions) if partition in left]
+        self._subscriptions = left
+        await asyncio.gather(*(subscription.stop() for subscription in ended))
 
     async def close(self) -> None:
         """Release all partitions. Waits for running handlers."""
+        await self._on_its_loop(self._close)
+
+    async def _close(self) -> None:
         if self._reconciler is not None:
             self._reconciler.cancel()
             await asyncio.gather(self._reconciler, return_exceptions=True)
@@ -176,10 +190,13 @@ class SubscriptionHelper:
     async def _reconcile_loop(self) -> None:
         while True:
             await asyncio.sleep(self._config.reconcile_interval)
-            await self.reconcile()
+            await self._reconcile()
 
     async def reconcile(self) -> None:
         """Check now that each consumer exists, and restart suspended subscriptions."""
+        await self._on_its_loop(self._reconcile)
+
+    async def _reconcile(self) -> None:
         for subscription in list(self._subscriptions.values()):
             if subscription.is_failing or (subscription.is_active and not await self._exists(subscription.partition)):
                 self._counts.repaired += 1
