@@ -127,7 +127,7 @@ async def test_malformed_reads_are_rejected_and_deleted_units_reported(tmp_path:
     async with Rig(tmp_path) as rig:
         await filled(rig)
         calls = BlockingCalls([rig.target], None)
-        for hold in (Hold("x", 1, 1e9), Hold("../x", 1, 1)):
+        for hold in (Hold("x", 1, 1e9), Hold("../x", 1, 1), Hold("x" * 250, 1, 1), Hold("x" * 250, 1, 0)):
             with pytest.raises((BadName, BadRequest)):
                 await asyncio.to_thread(calls.do, GetLogIndex("jobs", hold=hold))
         log = remote(rig).open((await asyncio.to_thread(remote(rig).topics))[0])

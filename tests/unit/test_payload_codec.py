@@ -34,6 +34,19 @@ def test_message_without_a_content_type_is_decoded_as_json() -> None:
     assert m.decode(Order) == Order(1, WHEN)
 
 
+@pytest.mark.parametrize(
+    ("media", "payload"),
+    [
+        ("application/json", b"[" * 100_000 + b"]" * 100_000),
+        ("application/json", b'{"a":' * 100_000),
+        ("application/msgpack", b"\x91" * 100_000 + b"\xc0"),
+    ],
+)
+def test_deeply_nested_payload_raises_bad_request(media: str, payload: bytes) -> None:
+    with pytest.raises(heapline.BadRequest, match="nested too deeply"):
+        message(payload=payload, _headers={"content-type": media}).json()
+
+
 @pytest.mark.parametrize("media", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.shop+json"])
 def test_every_json_content_type_is_decoded(media: str) -> None:
     assert message(payload=b"[1]", _headers={"content-type": media}).decode(list[int]) == [1]

@@ -32,6 +32,8 @@ def decode(payload: bytes, content_type: str | None, kind: Any = Any) -> Any:
             return msgspec.json.decode(payload, type=kind, dec_hook=read_foreign)
         if media in MSGPACK:
             return msgspec.msgpack.decode(payload, type=kind, dec_hook=read_foreign)
+    except RecursionError:
+        raise BadRequest("cannot decode the payload: it is nested too deeply") from None
     except msgspec.DecodeError as error:
         raise BadRequest(f"cannot decode the payload: {without_values(error)}") from None
     raise BadRequest(f"the payload is {media!r}, which is not JSON; read it from m.payload")

@@ -7,8 +7,9 @@ written only after the unit it names is durable. It has two uses:
 - readers of the directory stop at `visible` (segment and byte_end give its position);
 - recovery takes `durable` as a lower bound: an invalid unit up to there is damage, never a torn write.
 
-The two differ only under the `os` policy, where nothing is ever known to be durable but readers may still read. A
-corrupt watermark counts as absent; recovery then has only the sector tables.
+The two differ only under the `os` policy, where nothing is ever known to be durable but readers may still read. For
+recovery a single flipped bit is corrected by the checksum (`watermark_or_closest`); otherwise a corrupt watermark
+counts as absent, and recovery has only the sector tables.
 
 *Log start*: the first offset of each partition whose log can be read completely. The file is absent for most topics. A
 partition's log starts with the first row of its first segment, with one exception. A prepared message is in the log at
@@ -91,6 +92,23 @@ def read_watermark(disk: Disk, directory: str) -> Watermark | None:
             return None
         if found is not None:
             return found
+    return None
+
+
+def watermark_or_closest(disk: Disk, directory: str) -> Watermark | None:
+    """Return the watermark; if it is corrupt, the one that differs in a single bit, or None.
+
+    No two watermarks of this size with valid checksums differ in fewer than three bits, so there is at most one.
+    """
+    mark, path = read_watermark(disk, directory), watermark_path(directory)
+    if mark is not None or not disk.exists(path):
+        return mark
+    data = disk.read_file(path)
+    for bit in range(8 * len(data) if len(data) == WATERMARK_BYTES else 0):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        if (mark := parse_watermark(bytes(flipped), path)) is not None:
+            return mark
     return None
 
 

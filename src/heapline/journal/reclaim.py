@@ -16,6 +16,7 @@ import os
 
 import msgspec
 
+from heapline.contract.config import NAME
 from heapline.contract.errors import BadName, ConflictError
 from heapline.journal.disk import Disk
 from heapline.journal.recovery import list_segments, read_header
@@ -32,7 +33,7 @@ class ReaderLease(msgspec.Struct, frozen=True):
 
 
 def _lease_path(directory: str, name: str) -> str:
-    if not name.replace("-", "").replace("_", "").isalnum():
+    if NAME.match(name) is None:
         raise BadName("reader", name)
     return f"{directory}/readers/{name}.lease"
 
@@ -57,20 +58,22 @@ def end_lease(disk: Disk, directory: str, name: str) -> None:
 def read_leases(disk: Disk, directory: str, now: int) -> list[ReaderLease]:
     """Return the leases in force at wall time `now`, and remove the files of expired ones."""
     try:
-        names = [n[:-6] for n in disk.listdir(f"{directory}/readers") if n.endswith(".lease")]
+        files = [n for n in disk.listdir(f"{directory}/readers") if n.endswith(".lease")]
     except FileNotFoundError:
         return []
     found = []
-    for name in names:
+    for file in files:
+        name, path = file.removesuffix(".lease"), f"{directory}/readers/{file}"
         try:
-            body = msgspec.json.decode(disk.read_file(_lease_path(directory, name)))
+            body = msgspec.json.decode(disk.read_file(path))
             lease = ReaderLease(name, int(body["pid"]), int(body["segment"]), int(body["expires_at"]))
         except FileNotFoundError:
             continue
         except (ValueError, KeyError, TypeError):
             lease = ReaderLease(name, 0, 0, now)
         if lease.expires_at < now:
-            end_lease(disk, directory, name)
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(path)
         else:
             found.append(lease)
     return found

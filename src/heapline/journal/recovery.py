@@ -2,9 +2,10 @@
 
 Theory of operation. Segments are numbered without gaps from the first existing one (earlier ones were reclaimed). Each
 header repeats what the previous segment ended with, unit number and chain, so a missing, swapped or shortened segment
-is detected. After the last segment with a header only files of zeros may follow: prepared segments. In the last
-segment, and only there, the last unit may be torn (tail.py). A following segment proves everything before it durable,
-under every policy, because the writer syncs a segment before it starts the next.
+is detected. A header also says whether a segment follows, so a missing last one is detected. After the last segment
+with a header only files of zeros may follow: prepared segments. In the last segment, and only there, the last unit may
+be torn (tail.py). A following segment proves everything before it durable, under every policy, because the writer syncs
+a segment before it starts the next.
 
 `Scan` only reads. Opening for writing adds two steps. `cut` zeros a torn unit. `settle` rewrites units that are not
 known to be durable before anything builds on them, because after a failed fsync the page cache may show bytes that
@@ -22,7 +23,7 @@ import msgspec
 from heapline.contract.errors import BadRequest, JournalCorrupt
 from heapline.journal.disk import SECTOR, Disk, File
 from heapline.journal.index import SegmentIndex
-from heapline.journal.log_bounds import Watermark, read_watermark, watermark_path
+from heapline.journal.log_bounds import Watermark, watermark_or_closest, watermark_path
 from heapline.journal.sectors import all_zeros
 from heapline.journal.segment import (
     CHUNK_BYTES,
@@ -102,8 +103,9 @@ class Scan:
         self.directory = directory
         self._after = after_unit
         self._segments = list_segments(disk, directory)
-        self._mark = read_watermark(disk, directory)
+        self._mark = watermark_or_closest(disk, directory)
         self._written = self._written_segments()
+        self._check_follower()
         self._start = self._start_segment(after_unit, from_segment)
         first = self._header(self._start)
         self.incarnation = first.incarnation if incarnation is None else incarnation
@@ -160,6 +162,12 @@ class Scan:
         while last > 1 and read_header(self.disk, self.directory, self._segments[last - 1]) is None:
             last -= 1
         return self._segments[:last]
+
+    def _check_follower(self) -> None:
+        """Raise JournalCorrupt if the last segment was removed, though the one before it says that it exists."""
+        last = self._written[-1]
+        if last == self._segments[-1] and self._header(last).is_followed:
+            raise JournalCorrupt(self._path(last + 1), 0, "the segment is missing")
 
     def _start_segment(self, after_unit: int, from_segment: int | None) -> int:
         if from_segment is not None:

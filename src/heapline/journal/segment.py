@@ -7,7 +7,9 @@ bytes, the crc32c of what is before.
     sector 0: header (see _HEADER) | units, each aligned to 512 bytes | zeros to the end of the file
 
 A file appears under its name only when it is zero-filled and its name is durable. Its header is written together with
-its first unit, in one write, so rolling over costs nothing extra. A file that is all zeros is a prepared segment.
+its first unit, in one write, so rolling over costs nothing extra. A file that is all zeros is a prepared segment. When
+one is prepared, the header of the segment before it is rewritten with `is_followed`. So before it holds a unit, its
+removal would be noticed, even without a watermark.
 
 Space. A file grows in steps of 1, 2, 4, 8, 8 … MiB, ahead of need. Growing sets the size first (atomically, as far as a
 crash can tell), writes zeros, and syncs; only then may a unit rely on it. So a size that is not a multiple of 1 MiB (or
@@ -25,6 +27,7 @@ import struct
 from collections.abc import Iterator
 
 import msgspec
+from msgspec.structs import replace
 
 from heapline.checksum import crc32c
 from heapline.contract.errors import JournalCorrupt, UnknownFormat
@@ -39,8 +42,9 @@ FILL_STEP_MAX = 8 << 20
 FIRST_UNIT_AT = SECTOR
 SEGMENT_BYTES_MIN = 4096
 
-# magic, version, number, capacity, incarnation, first_unit, created_at, chain
-_HEADER = struct.Struct("<8sB7xQQQQqI")
+# magic, version, is_followed (0 in files written before it existed), number, capacity, incarnation, first_unit,
+# created_at, chain
+_HEADER = struct.Struct("<8sB?6xQQQQqI")
 _U32 = struct.Struct("<I")
 
 
@@ -51,6 +55,7 @@ class SegmentHeader(msgspec.Struct, frozen=True):
     first_unit: int
     chain: int  # body_crc of the unit before the first; 0 before unit 1
     created_at: int  # wall ms
+    is_followed: bool = False  # the next segment's file exists
 
     def pack(self) -> bytes:
         sector = bytearray(SECTOR)
@@ -59,6 +64,7 @@ class SegmentHeader(msgspec.Struct, frozen=True):
             0,
             SEGMENT_MAGIC,
             SEGMENT_VERSION,
+            self.is_followed,
             self.number,
             self.capacity,
             self.incarnation,
@@ -78,10 +84,22 @@ def parse_segment_header(sector: bytes, path: str) -> SegmentHeader | None:
         return None
     if sector[:8] != SEGMENT_MAGIC or crc32c(sector[:-4]) != _U32.unpack_from(sector, SECTOR - 4)[0]:
         raise JournalCorrupt(path, 0, "the segment header does not match its checksum")
-    _, version, number, capacity, incarnation, first_unit, created_at, chain = _HEADER.unpack_from(sector)
+    _, version, is_followed, number, capacity, incarnation, first_unit, created_at, chain = _HEADER.unpack_from(sector)
     if version != SEGMENT_VERSION:
         raise UnknownFormat(path, version)
-    return SegmentHeader(number, capacity, incarnation, first_unit, chain, created_at)
+    return SegmentHeader(number, capacity, incarnation, first_unit, chain, created_at, is_followed)
+
+
+def set_followed(file: File, is_followed: bool) -> bool:
+    """Rewrite a segment's header, unsynced, if it says otherwise. A power cut leaves its one sector whole.
+
+    Return whether it was rewritten.
+    """
+    header = parse_segment_header(file.pread(SECTOR, 0), file.path)
+    if header is None or header.is_followed == is_followed:
+        return False
+    file.pwritev([replace(header, is_followed=is_followed).pack()], 0)
+    return True
 
 
 def segment_path(directory: str, number: int) -> str:

@@ -17,7 +17,7 @@ A unit is torn only if all of these hold:
    may follow there, within rule 1.
 
 Not detectable: a complete sector of the last unit replaced by zeros, or the complete last unit, while the watermark is
-lost as well. That looks exactly like a write that never happened.
+lost as well (not merely one bit of it). That looks exactly like a write that never happened.
 """
 
 from __future__ import annotations

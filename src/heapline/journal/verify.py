@@ -34,6 +34,7 @@ from heapline.journal.segment import (
     numbered,
     parse_segment_header,
     segment_path,
+    set_followed,
     size_is_legal,
 )
 from heapline.journal.snapshot import SnapshotStore
@@ -280,6 +281,7 @@ class Cut:
         try:
             size, capacity = file.size(), self.good.first.capacity
             file.zero(self.good.at, size - self.good.at)
+            set_followed(file, False)
             if not size_is_legal(size, capacity):
                 file.truncate(capacity)
             file.fdatasync()

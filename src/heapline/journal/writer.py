@@ -9,6 +9,8 @@ Called in one committer thread, never concurrently. What is synced when, and wha
   file of zeros, or a temporary file that the next open removes.
 - Under the relaxed policies a segment is still synced before the next one begins, so that a following segment always
   proves the one before it.
+- A segment's header says that the next one's file exists, durably, before that file holds a unit. It says so from its
+  first write, or is rewritten when the file is prepared; `_roll` does it if a kill came between.
 
 Space: only growing can fail with "no space". Then a spare is used: as the next segment, or, in the middle of a segment,
 as a fully reserved copy of it under the same name, so that positions already handed out stay valid. Any other error,
@@ -21,12 +23,20 @@ import contextlib
 from collections.abc import Callable
 from typing import Literal
 
-from heapline.contract.errors import StorageFull, TopicReloading
+from heapline.contract.errors import JournalCorrupt, StorageFull, TopicReloading
 from heapline.journal.disk import File, is_no_space
 from heapline.journal.index import SegmentIndex
 from heapline.journal.log_bounds import Watermark, watermark_path
 from heapline.journal.recovery import Scan
-from heapline.journal.segment import CHUNK_BYTES, FIRST_UNIT_AT, SegmentFile, SegmentHeader, index_path, segment_path
+from heapline.journal.segment import (
+    CHUNK_BYTES,
+    FIRST_UNIT_AT,
+    SegmentFile,
+    SegmentHeader,
+    index_path,
+    segment_path,
+    set_followed,
+)
 from heapline.journal.spares import SparePool
 from heapline.journal.unit import FLAG_RELAXED, SealedUnit, crc_seed
 
@@ -59,6 +69,7 @@ class SegmentWriter:
         self.finished: list[SegmentIndex] = []  # indexes of full segments, to be written by `prepare`
         self._mark: File | None = None
         self._seed = 0
+        self._followed = 0  # the last segment whose header is known to announce the next one
 
     def check(self) -> None:
         if self.poisoned is not None:
@@ -108,6 +119,7 @@ class SegmentWriter:
             if found is None:
                 found = SegmentFile.create(self.disk, self.directory, segment, self.capacity)
                 self._segments[segment] = found
+                self._mark_followed(segment - 1)
             if found.filled < need:
                 found.grow(need)
         except OSError as error:
@@ -119,12 +131,26 @@ class SegmentWriter:
             return filled < must and self._reach_with_spare(segment, found)
         return True
 
+    def _mark_followed(self, segment: int) -> None:
+        """Announce the next segment, durably, in the header of this one, if it is being written."""
+        active = self._active
+        if active is None or active.number != segment or self._followed == segment:
+            return
+        try:
+            if set_followed(active.file, True):
+                active.file.fdatasync()
+        except JournalCorrupt as error:  # the header was damaged since the journal was opened
+            self.poisoned = error
+            raise
+        self._followed = segment
+
     def _reach_with_spare(self, segment: int, found: SegmentFile | None) -> bool:
         path = self.spares.take() if self.spares is not None else None
         if path is None:
             return False
         try:
             self._segments[segment] = self._replace(segment, path, found)
+            self._mark_followed(segment - 1)
         except OSError as error:
             self.poisoned = error
             raise
@@ -186,7 +212,7 @@ class SegmentWriter:
         flags = 0 if self.policy == "commit" else FLAG_RELAXED
         parts, crc = unit.encode(prev_crc=self.chain, durable_end=self.durable_unit, flags=flags, seed=self._seed)
         if unit.offset == FIRST_UNIT_AT:
-            header = SegmentHeader(unit.segment, self.capacity, self.incarnation, unit.number, self.chain, unit.wall)
+            header = self._header(unit)
             file.pwritev([header.pack(), *parts], 0)
         else:
             file.pwritev(parts, unit.offset)
@@ -201,9 +227,19 @@ class SegmentWriter:
         if self.policy != "interval":
             self._put_watermark(unit)
 
+    def _header(self, unit: SealedUnit) -> SegmentHeader:
+        """Return the header of the segment that this unit begins."""
+        number = unit.segment
+        if is_followed := number + 1 in self._segments:
+            self._followed = number
+        return SegmentHeader(
+            number, self.capacity, self.incarnation, unit.number, self.chain, unit.wall, is_followed=is_followed
+        )
+
     def _roll(self, segment: int) -> None:
         assert self._active is not None
         assert self.index is not None
+        self._mark_followed(segment - 1)
         if self.durable_unit < self.written_unit:
             self._active.file.fdatasync()
             self.durable_unit = self.written_unit

@@ -507,7 +507,7 @@ async def test_damaged_system_journal_only_prevents_batch_decisions() -> None:
     await rig.open()
     for work in (
         rig.hl.commit_batch("batch", ["1"]), rig.hl.abort_batch("batch"),
-        rig.hl.prepare_batch("batch", "2", some("y"), topic="jobs"),
+        rig.hl.prepare_batch("batch", "2", some("y"), topic="jobs"), rig.hl.list_batches(), rig.hl.list_sinks(),
     ):  # fmt: skip
         with pytest.raises(JournalCorrupt):
             await work

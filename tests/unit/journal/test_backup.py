@@ -14,7 +14,7 @@ from heapline.journal.disk import File, RealDisk
 from heapline.journal.log_bounds import Watermark, read_watermark
 from heapline.journal.reclaim import read_leases
 from heapline.journal.recovery import scan
-from heapline.journal.segment import FIRST_UNIT_AT
+from heapline.journal.segment import FIRST_UNIT_AT, segment_path, set_followed
 from heapline.journal.snapshot import SnapshotStore
 
 NOW = 1_700_000_000_000
@@ -142,3 +142,14 @@ def test_topic_without_a_watermark_is_refused(folder: str) -> None:
 def test_missing_topic_raises_file_not_found(folder: str) -> None:
     with pytest.raises(FileNotFoundError):
         copy(folder + "-nowhere", lambda path: None)
+
+
+def test_copy_ends_with_its_last_segment_though_the_next_one_is_about_to_begin(folder: str) -> None:
+    disk = RealDisk()
+    mark = read_watermark(disk, folder)
+    assert mark is not None
+    file = disk.open(segment_path(folder, mark.segment), write=True)
+    set_followed(file, True)
+    file.close()
+    target, _, last = copy(folder, lambda path: None)
+    assert [unit.number for unit in scan(disk, target)][-1] == last

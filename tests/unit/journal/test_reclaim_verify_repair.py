@@ -98,8 +98,17 @@ def test_later_leases_hold_nothing_and_unreadable_ones_hold_everything() -> None
     end_lease(disk, PATH, "later")
     disk.write_file_atomic(f"{PATH}/readers/odd.lease", b"{")
     assert "odd" in delete_segment(disk, PATH, 2, older_unit=99, durable_unit=11, now=0)
+
+
+@pytest.mark.parametrize("name", ["../x", "", "x" * 129, "é", "a b"])
+def test_invalid_or_long_lease_name_is_rejected(name: str) -> None:
+    disk = segments()
     with pytest.raises(BadName):
-        write_lease(disk, PATH, ReaderLease("../x", 1, 1, 1))
+        write_lease(disk, PATH, ReaderLease(name, 1, 1, 1))
+    with pytest.raises(BadName):
+        end_lease(disk, PATH, name)
+    disk.write_file_atomic(f"{PATH}/readers/{name.replace('/', '')}.lease", b"{")  # by hand: it holds everything
+    assert len(read_leases(disk, PATH, 0)) == 1
 
 
 # --- verify and repair ------------------------------------------------------------------------------------------------

@@ -403,6 +403,7 @@ class BatchCoordinator:
     # -- queries ---------------------------------------------------------------------------------------------------
 
     async def listed(self) -> list[BatchInfo]:
+        await self._settle()  # raises if the decisions cannot be read: committed batches would be listed as undecided
         found = []
         undecided = set().union(*await asyncio.gather(*map(self._held_in, self._serving())))
         for batch_id in sorted(undecided - {d.batch_id for d in self.decisions.all()}):
