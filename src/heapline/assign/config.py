@@ -64,7 +64,11 @@ class Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class RetryConfig:
-    """Number and spacing of retries: of claims, documents, partition listings, subscriptions and hooks."""
+    """Number and spacing of retries: of claims, documents, partition listings, subscriptions and hooks.
+
+    After the last retry start() and refresh_partitions() raise. A running worker does not give up: it continues at
+    max_delay, or at heartbeat_interval where its lease or the assignment is at stake.
+    """
 
     max_retries: int = 3  # retries after the first attempt
     initial_delay: Duration = Duration(1.0)  # before the first retry
@@ -81,6 +85,10 @@ class RetryConfig:
         """Return the seconds to wait before retry number 0, 1, 2, …"""
         # The cap keeps the power from overflowing a float; max_delay is reached long before.
         return float(min(self.max_delay, self.initial_delay * self.backoff ** min(retry, 64)))
+
+    def endless_delay(self, retry: int) -> float:
+        """Return the seconds to wait before retry number 0, 1, 2, …: max_delay once max_retries are used up."""
+        return self.delay(retry) if retry < self.max_retries else self.max_delay
 
 
 @dataclass(frozen=True, kw_only=True)

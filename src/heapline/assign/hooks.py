@@ -83,11 +83,8 @@ class HookRunner:
                 continue
             self.notify_error(error)
             await self._deliver_notices()
-            await self._pause(self._delay(failures))
+            await self._pause(self._retry.endless_delay(failures))
             failures += 1
-
-    def _delay(self, failures: int) -> float:
-        return self._retry.delay(failures) if failures < self._retry.max_retries else self._retry.max_delay
 
     async def _pause(self, seconds: float) -> None:
         """Wait between two tries. News (a lease that ends, a stop) shortens the wait, but not below 50 ms."""

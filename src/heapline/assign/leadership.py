@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from heapline.assign.assignment import ASSIGNMENT_KEY, Document
 from heapline.assign.cancellation import within
@@ -29,6 +30,7 @@ from heapline.assign.worker_ids import WORKER_PREFIX, Standing, WorkerRecord, wo
 from heapline.logs import Log
 
 log = Log("heapline.assign")
+T = TypeVar("T")
 
 ROUNDS_MAX = 20  # decisions executed without a pause
 VIRTUAL_NODES = 150  # per worker, the usual number
@@ -153,7 +155,7 @@ class Leadership:
     ) -> None:
         self._config, self._kv, self._source, self._strategy = config, kv, source, strategy
         self._election, self._clock, self._status, self._wakeup = election, clock, status, wakeup
-        self._timeout = config.store_timeout
+        self._timeout = config.store_timeout  # for reads; an election agent has election_timeout
         self._until = -math.inf
         self._partitions: tuple[Partition, ...] | None = None
         self._executor: LeaderExecutor | None = None
@@ -183,7 +185,9 @@ class Leadership:
         lease = self._config.heartbeat_ttl
         if self.is_leader:
             try:
-                await self._election.renew_leadership()
+                await self._ask(self._election.renew_leadership())
+                if not await self._ask(self._election.is_leader()):
+                    raise ElectionFailed("another worker leads")
             except ElectionFailed:
                 await self.resign()
                 raise
@@ -191,9 +195,12 @@ class Leadership:
             return
         await self.resign()
         sent_at = self._clock()
-        if await self._election.request_leadership(member.worker, lease):
+        if await self._ask(self._election.request_leadership(member.worker, lease)):
             self._until = sent_at + lease * (1 - GUARD)
             self._begin_term(member, since)
+
+    async def _ask(self, call: Awaitable[T]) -> T:
+        return await within(self._config.election_timeout, call)
 
     def _begin_term(self, member: Member, since: float) -> None:
         term = self._election.epoch if isinstance(self._election, NumberedElection) else None
@@ -220,7 +227,7 @@ class Leadership:
         self._status.leave_leader_state()
         self._status.note_leader("")
         with contextlib.suppress(Exception):  # the leadership also ends by time, whatever an agent raises
-            await within(self._timeout, self._election.release_leadership())
+            await self._ask(self._election.release_leadership())
 
     # --- reading
 
@@ -248,14 +255,26 @@ class Leadership:
             self._wakeup.set()
 
     async def list_partitions(self) -> None:
-        self._partitions = validated(await within(self._config.operation_timeout, self._source.list_partitions()))
+        """List the partitions, with as many retries as configured. Raise the last error."""
+        self._partitions = partitions = await self._listed()
         if self._executor is not None:
-            self._executor.leader.observe_partitions(self._partitions)
+            self._executor.leader.observe_partitions(partitions)
             self._wakeup.set()
+
+    async def _listed(self) -> tuple[Partition, ...]:
+        retry, failures = self._config.retry, 0
+        while True:
+            try:
+                return validated(await within(self._config.operation_timeout, self._source.list_partitions()))
+            except Exception as error:
+                if failures >= retry.max_retries:
+                    raise
+                self._status.report_error(error)
+            await asyncio.sleep(retry.delay(failures))
+            failures += 1
 
     async def listing_loop(self) -> None:
         """List partitions when a term begins and when a worker requests it."""
-        failures = 0
         while True:
             await self.listing_wanted.wait()
             self.listing_wanted.clear()
@@ -263,11 +282,9 @@ class Leadership:
                 continue
             try:
                 await self.list_partitions()
-                failures = 0
             except Exception as error:
                 self._status.report_error(error)
-                await asyncio.sleep(self._config.retry.delay(failures))
-                failures += 1
+                await asyncio.sleep(self._config.retry.max_delay)
                 self.listing_wanted.set()
 
     # --- running the term

@@ -176,6 +176,8 @@ class Manager:
         try:
             async with asyncio.timeout(self._config.startup_timeout):
                 await self._ready.wait()
+            if self._member is None and not self._is_closing:
+                raise TimeoutError  # the claim has failed for good
         except TimeoutError:
             error = self._startup_error()
             await self._abort_start()
@@ -190,7 +192,8 @@ class Manager:
         last = self._status.last_error
         if self.state is State.CLAIMING_ID:
             if last is not None:
-                return last if isinstance(last, ConnectionLost) else ConnectionLost(type(last).__name__)
+                is_own = isinstance(last, (ConnectionLost, StableIDExhausted))
+                return last if is_own else ConnectionLost(type(last).__name__)  # type: ignore[return-value]
             ids = list(self._config.worker_ids())
             return StableIDExhausted(ids[0], ids[-1])
         if self.state is State.ELECTION:
@@ -259,7 +262,12 @@ class Manager:
 
     async def _run(self) -> None:
         while not self._is_closing:
-            self._begin_session(await self._claim())
+            try:
+                claim = await self._claim()
+            except Exception:  # of the first claim: start() raises it
+                self._ready.set()
+                return
+            self._begin_session(claim)
             try:
                 async with asyncio.TaskGroup() as group:
                     for work in (
@@ -281,18 +289,24 @@ class Manager:
 
     async def _claim(self) -> Claim:
         self._status.change_to(State.CLAIMING_ID)
-        preferred = None if self._member is None else self._member.worker
-        tries = 0
+        is_first, preferred = self._member is None, "" if self._member is None else self._member.worker
+        retry, interval = self._config.retry, self._config.heartbeat_interval
+        tries = failures = 0
         while True:
-            claim = None
+            delay = min(retry.delay(tries), interval)
             try:
-                claim = await within(self._config.operation_timeout, self._claimer.claim(preferred))
+                claim = await within(self._config.operation_timeout, self._claimer.claim(preferred or None))
                 self._status.last_error = None
+                if claim is not None:
+                    return claim
             except Exception as error:
                 self._status.report_error(error)
-            if claim is not None:
-                return claim
-            await asyncio.sleep(min(self._config.retry.delay(tries), self._config.heartbeat_interval))
+                if is_first:
+                    if failures >= retry.max_retries or isinstance(error, StableIDExhausted):
+                        raise
+                    delay = retry.delay(failures)
+                failures += 1
+            await asyncio.sleep(delay)
             tries += 1
 
     def _begin_session(self, claim: Claim) -> None:
@@ -389,7 +403,7 @@ class Manager:
             self._watcher.elect_wanted.clear()
             try:
                 if not self._is_closing:
-                    await within(self._config.election_timeout, self._leadership.elect(self._member, self._began_at))
+                    await self._leadership.elect(self._member, self._began_at)
                 if self.state is State.ELECTION:
                     self._status.change_to(State.WAITING_ASSIGNMENT)
                     self._hooks.wake()

@@ -107,7 +107,7 @@ class Watcher:
     async def poll_loop(self) -> None:
         """Poll every heartbeat interval or when woken, and run the leader's decisions."""
         interval = self._config.heartbeat_interval
-        poll_at = self._clock()
+        poll_at, failures = self._clock(), 0
         while True:
             self._wakeup.clear()
             wake_at = poll_at
@@ -118,9 +118,11 @@ class Watcher:
                 wake_at = min(poll_at, await self._leadership.run_leader())
                 if self._leadership.document is not None:
                     self._on_document(self._leadership.document)
+                failures = 0
             except Exception as error:
                 self._status.report_error(error)
-                wake_at = min(poll_at, self._clock() + interval / 4)
+                wake_at = min(poll_at, self._clock() + self._config.retry.endless_delay(failures))
+                failures += 1
             await asyncio.sleep(COALESCE)
             await wait_for_event(self._wakeup, wake_at - self._clock())
 

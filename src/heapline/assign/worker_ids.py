@@ -17,6 +17,7 @@ from enum import StrEnum
 import msgspec
 
 from heapline.assign.config import Config
+from heapline.assign.errors import StableIDExhausted
 from heapline.assign.kv import KV, Conflict, Entry, decode_record, encode_record
 
 WORKER_PREFIX = "worker."
@@ -73,7 +74,7 @@ class Claimer:
         self._own: set[str] = set()  # sessions of this process, including earlier ones and unanswered claims
 
     async def claim(self, preferred: str | None = None) -> Claim | None:
-        """Run one pass. Return None if no id is free now.
+        """Run one pass. Return None if no id is free now. Raise StableIDExhausted if live workers hold all of them.
 
         After ConnectionLost it is unknown whether an id was claimed; the next pass finds out.
         """
@@ -87,6 +88,9 @@ class Claimer:
         for worker in ids:
             if (claim := await self._try_claim(worker, found.get(worker), is_own=False)) is not None:
                 return claim
+        if all(_is_live(found.get(worker)) for worker in ids):
+            names = list(self._config.worker_ids())
+            raise StableIDExhausted(names[0], names[-1])
         return None
 
     async def _try_claim(self, worker: str, entry: Entry | None, is_own: bool) -> Claim | None:
@@ -119,6 +123,11 @@ class Claimer:
             seen_at = self._clock()
             self._tombstones[worker] = (entry.revision, seen_at)
         return is_own or self._clock() >= seen_at + self._config.worker_id_ttl
+
+
+def _is_live(entry: Entry | None) -> bool:
+    record = None if entry is None else decode_record(entry.value, WorkerRecord)
+    return record is not None and record.standing is Standing.LIVE
 
 
 def _released_at(entry: Entry | None) -> int:

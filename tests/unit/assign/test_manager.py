@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -28,7 +29,7 @@ from heapline.assign.manager import Manager
 from heapline.assign.partitions import Partition
 from heapline.assign.states import State
 from heapline.assign.worker_ids import Standing, WorkerRecord, worker_key
-from tests.unit.assign.pool_rig import Pool, held, in_virtual_time, until
+from tests.unit.assign.pool_rig import Pool, crash, held, in_virtual_time, until
 
 QUICK = Config(
     worker_id_max=3,
@@ -115,13 +116,163 @@ async def test_manager_can_be_started_only_once() -> None:
 
 
 @in_virtual_time
-async def test_start_fails_within_startup_timeout_if_all_ids_are_taken() -> None:
+async def test_start_fails_at_once_if_live_workers_hold_all_ids() -> None:
     pool = Pool(config=QUICK)
     await pool.started(4)
     began = pool.now()
     with pytest.raises(StableIDExhausted):
         await pool.manager().start()
-    assert pool.now() - began == pytest.approx(30, abs=2.1)
+    assert pool.now() == began
+
+
+@in_virtual_time
+async def test_start_waits_for_the_id_of_a_crashed_worker() -> None:
+    pool = Pool(config=replace(QUICK, worker_id_max=1, worker_id_ttl=10.0))
+    first, second = await pool.started(2)
+    crash(second if first.is_leader else first)
+    survivor = first if first.is_leader else second
+    await asyncio.sleep(7)  # the leader has ended its session
+    late = pool.manager()
+    await late.start()
+    assert {late.worker_id, survivor.worker_id} == {"worker-0", "worker-1"}
+
+
+@in_virtual_time
+async def test_start_fails_if_no_id_was_released_within_startup_timeout() -> None:
+    pool = Pool(config=replace(QUICK, worker_id_max=0, worker_id_ttl=3600.0))
+    await pool.kv.create(worker_key("worker-0"), encode_record(WorkerRecord(session="x", standing=Standing.ENDED)))
+    with pytest.raises(StableIDExhausted):
+        await pool.manager().start()
+    assert pool.now() == pytest.approx(30, abs=2.1)
+
+
+class FailingKV(MemoryKV):
+    """A store that fails whenever workers are listed."""
+
+    listings = 0
+
+    async def entries(self, prefix: str) -> list[Entry]:
+        self.listings += 1
+        raise ConnectionLost("no route")
+
+
+@pytest.mark.parametrize(("max_retries", "seconds"), [(0, 0.0), (1, 1.0), (3, 1.0 + 2.0 + 4.0)])
+def test_claim_is_retried_as_configured(max_retries: int, seconds: float) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        retry = RetryConfig(max_retries=max_retries, initial_delay=1.0, max_delay=30.0)
+        pool = Pool(config=replace(QUICK, retry=retry))
+        kv = FailingKV(pool.now)
+        with pytest.raises(ConnectionLost, match="no route"):
+            await pool.manager(kv=kv).start()
+        assert (kv.listings, pool.now()) == (max_retries + 1, pytest.approx(seconds))
+
+    scenario()
+
+
+@in_virtual_time
+async def test_each_store_operation_has_operation_timeout() -> None:
+    pool = Pool(config=replace(QUICK, operation_timeout=0.5, retry=RetryConfig(max_retries=1)))
+    kv = DeadKV(pool.now)
+    kv.is_dead = True
+    with pytest.raises(ConnectionLost, match=r"no answer within 0\.5 s"):
+        await pool.manager(kv=kv).start()
+    assert pool.now() == pytest.approx(0.5 + 1.0 + 0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_partitions_are_listed_again_as_configured(failures: int) -> None:
+    class Shaky:
+        fails = 0
+        listings = 0
+
+        async def list_partitions(self) -> list[Partition]:
+            self.listings += 1
+            if self.fails:
+                self.fails -= 1
+                raise OSError("no database")
+            return [Partition(("p", "00"))]
+
+    @in_virtual_time
+    async def scenario() -> None:
+        source, pool = Shaky(), Pool(config=replace(QUICK, retry=RetryConfig(max_retries=2)))
+        manager = Manager(pool.config, pool.kv, source, clock=pool.now)
+        await manager.start()
+        before, began, source.fails = source.listings, pool.now(), failures
+        if failures == 3:
+            with pytest.raises(OSError, match="no database"):
+                await manager.refresh_partitions()
+        else:
+            await manager.refresh_partitions()
+        assert source.listings == before + 3
+        assert pool.now() - began == pytest.approx(1.0 + 2.0)
+        await manager.stop()
+
+    scenario()
+
+
+class Agent:
+    """An election agent that appoints whom the test says, and may hang."""
+
+    appoints, hangs = True, ""
+
+    async def _wait(self, call: str) -> None:
+        if self.hangs == call:
+            await asyncio.Event().wait()
+
+    async def request_leadership(self, worker_id: str, lease_duration: float) -> bool:
+        await self._wait("request")
+        return self.appoints
+
+    async def renew_leadership(self) -> None:
+        await self._wait("renew")
+
+    async def release_leadership(self) -> None:
+        await self._wait("release")
+
+    async def is_leader(self) -> bool:
+        await self._wait("is_leader")
+        return self.appoints
+
+
+@in_virtual_time
+async def test_worker_stops_leading_when_its_election_agent_denies_it() -> None:
+    agents = [Agent(), Agent()]
+    agents[1].appoints = False
+    pool = Pool(config=QUICK)
+    managers = [pool.manager(election=agent) for agent in agents]
+    await asyncio.gather(*(manager.start() for manager in managers))
+    assert [manager.is_leader for manager in managers] == [True, False]
+    agents[0].appoints, agents[1].appoints = False, True
+    await asyncio.sleep(QUICK.heartbeat_interval + 0.1)
+    assert not managers[0].is_leader
+    await until(lambda: managers[1].is_leader)
+    assert any(isinstance(error, ElectionFailed) for error in pool.errors)
+
+
+@pytest.mark.parametrize("call", ["request", "renew", "release", "is_leader"])
+def test_each_call_of_an_election_agent_has_election_timeout(call: str) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        agent, pool = Agent(), Pool(config=replace(QUICK, election_timeout=0.25))
+        manager = pool.manager(election=agent)
+        if call == "request":
+            agent.hangs = call
+            with pytest.raises(ElectionFailed, match=r"0\.25 s"):
+                await manager.start()
+            return
+        await manager.start()
+        agent.hangs, began = call, pool.now()
+        if call == "release":
+            await manager.stop()
+            assert pool.now() - began < 0.5
+        else:
+            await until(lambda: any("0.25 s" in str(error) for error in pool.errors))
+            assert pool.now() - began < QUICK.heartbeat_interval + 0.5
+            await until(lambda: not manager.is_leader)  # it was not extended
+            assert pool.now() - began < QUICK.heartbeat_ttl + 0.1
+
+    scenario()
 
 
 @in_virtual_time

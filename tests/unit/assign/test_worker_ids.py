@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from heapline.assign.config import Config
-from heapline.assign.errors import ConnectionLost
+from heapline.assign.errors import ConnectionLost, StableIDExhausted
 from heapline.assign.kv import MemoryKV, decode_record, encode_record
 from heapline.assign.worker_ids import Claim, Claimer, Standing, WorkerRecord, worker_key
 
@@ -40,6 +40,15 @@ async def test_ids_are_claimed_from_the_lowest() -> None:
     claims = [claimed(await rig.claimer().claim()) for _ in range(3)]
     assert [claim.worker for claim in claims] == ["worker-0", "worker-1", "worker-2"]
     assert len({claim.session for claim in claims}) == 3
+    with pytest.raises(StableIDExhausted):
+        await rig.claimer().claim()
+
+
+async def test_claim_waits_if_an_id_is_only_reserved() -> None:
+    rig = Rig()
+    for _ in range(2):
+        await rig.claimer().claim()
+    await rig.put("worker-2", WorkerRecord(session="crashed", standing=Standing.ENDED))
     assert await rig.claimer().claim() is None
 
 
