@@ -24,12 +24,18 @@ from heapline.assign.errors import (
 )
 from heapline.assign.hooks import Hooks
 from heapline.assign.kv import KV, Conflict, Entry, MemoryKV
+from heapline.assign.logger import Logger
 from heapline.assign.manager import Manager
 from heapline.assign.metrics import MetricsCollector, NoMetrics, PrometheusMetrics
 from heapline.assign.nats_kv import NatsKV
 from heapline.assign.partitions import CallableSource, Partition, PartitionSource, StaticSource
 from heapline.assign.states import State
-from heapline.assign.strategies import AssignmentStrategy, RoundRobinStrategy, WeightedConsistentHashStrategy
+from heapline.assign.strategies import (
+    AssignmentStrategy,
+    RoundRobinStrategy,
+    StatelessStrategy,
+    WeightedConsistentHashStrategy,
+)
 from heapline.assign.subscriptions import SubscriptionConfig, SubscriptionHelper
 
 __all__ = [
@@ -53,6 +59,7 @@ __all__ = [
     "KV",
     "KVElection",
     "Lifecycle",
+    "Logger",
     "Manager",
     "MemoryKV",
     "MetricsCollector",
@@ -67,6 +74,7 @@ __all__ = [
     "StableIDExhausted",
     "StartupTimeout",
     "State",
+    "StatelessStrategy",
     "StaticSource",
     "SubscriptionConfig",
     "SubscriptionHelper",

@@ -90,9 +90,9 @@ class ShutdownTimeout(AssignError, UnavailableError, TimeoutError):
     def __init__(self, seconds: float, undropped: int) -> None:
         self.seconds, self.undropped = seconds, undropped
         super().__init__(
-            f"stop() did not finish within shutdown_timeout ({seconds:g} s), {undropped} partitions were not dropped; "
+            f"stop() did not finish within {seconds:g} s, {undropped} partitions were not dropped; "
             "other workers get them when this worker's lease ends; check that the hook returns, or raise "
-            "shutdown_timeout"
+            "shutdown_timeout, or the timeout given to stop()"
         )
 
 

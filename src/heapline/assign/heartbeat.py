@@ -17,8 +17,6 @@ from heapline.assign.member import Member
 from heapline.assign.worker_ids import Claim, Standing, WorkerRecord, worker_key
 from heapline.logs import Log
 
-log = Log("heapline.assign")
-
 T = TypeVar("T")
 
 
@@ -29,8 +27,10 @@ class SessionLost(Exception):
 class Heartbeat:
     """Renews and releases one session's key."""
 
-    def __init__(self, kv: KV, config: Config, clock: Callable[[], float], member: Member, claim: Claim) -> None:
-        self._kv, self._config, self._clock, self._member = kv, config, clock, member
+    def __init__(
+        self, kv: KV, config: Config, clock: Callable[[], float], member: Member, claim: Claim, log: Log
+    ) -> None:
+        self._kv, self._config, self._clock, self._member, self._log = kv, config, clock, member, log
         self._key, self._follows = worker_key(claim.worker), claim.follows
         self._revision = claim.revision
         self._in_doubt = False  # the outcome of a write is unknown
@@ -52,7 +52,7 @@ class Heartbeat:
             except SessionLost:
                 raise
             except Exception as error:
-                log.warning("assign.not_released", error=type(error).__name__, detail=str(error))
+                self._log.warning("assign.not_released", error=type(error).__name__, detail=str(error))
             await asyncio.sleep(self._config.heartbeat_ttl / 100)
 
     async def renew(self) -> Entry | None:

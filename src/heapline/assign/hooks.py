@@ -21,8 +21,6 @@ from heapline.assign.partitions import Partition
 from heapline.assign.states import State
 from heapline.logs import Log
 
-log = Log("heapline.assign")
-
 NOTICES_MAX = 1000  # limits memory while a hook hangs
 
 AssignmentHook = Callable[[Sequence[Partition], Sequence[Partition]], Awaitable[object] | object]
@@ -42,8 +40,8 @@ class Hooks:
 class HookRunner:
     """Calls hooks. The caller supplies assignment changes."""
 
-    def __init__(self, hooks: Hooks, retry: RetryConfig) -> None:
-        self._hooks, self._retry = hooks, retry
+    def __init__(self, hooks: Hooks, retry: RetryConfig, log: Log) -> None:
+        self._hooks, self._retry, self._log = hooks, retry, log
         self._notices: deque[tuple[Any, tuple[Any, ...]]] = deque(maxlen=NOTICES_MAX)
         self._wakeup = asyncio.Event()
 
@@ -55,7 +53,7 @@ class HookRunner:
         self._queue(self._hooks.on_state_changed, before, after)
 
     def notify_error(self, error: Exception) -> None:
-        log.warning("assign.error", error=type(error).__name__, detail=str(error))
+        self._log.warning("assign.error", error=type(error).__name__, detail=str(error))
         self._queue(self._hooks.on_error, error)
 
     def _queue(self, hook: Any, *args: Any) -> None:
@@ -96,7 +94,7 @@ class HookRunner:
         while self._notices:
             hook, args = self._notices.popleft()
             if (error := await _call(hook, *args)) is not None:
-                log.warning("assign.hook_failed", error=type(error).__name__, detail=str(error))
+                self._log.warning("assign.hook_failed", error=type(error).__name__, detail=str(error))
 
 
 async def _call(hook: Callable[..., Any] | None, *args: Any) -> Exception | None:

@@ -25,11 +25,9 @@ from heapline.assign.member import Member
 from heapline.assign.metrics import MetricsCollector
 from heapline.assign.partitions import Partition, PartitionSource, validated
 from heapline.assign.status import Status
-from heapline.assign.strategies import AssignmentStrategy, affinity, assign_checked
+from heapline.assign.strategies import StatelessStrategy, affinity, assign_checked
 from heapline.assign.worker_ids import WORKER_PREFIX, Standing, WorkerRecord, worker_key
-from heapline.logs import Log
 
-log = Log("heapline.assign")
 T = TypeVar("T")
 
 ROUNDS_MAX = 20  # decisions executed without a pause
@@ -47,7 +45,7 @@ class LeaderExecutor:
         config: Config,
         clock: Callable[[], float],
         leader: Leader,
-        strategy: AssignmentStrategy,
+        strategy: StatelessStrategy,
         metrics: MetricsCollector,
     ) -> None:
         self._kv, self._config, self._clock, self._strategy = kv, config, clock, strategy
@@ -147,7 +145,7 @@ class Leadership:
         config: Config,
         kv: KV,
         source: PartitionSource,
-        strategy: AssignmentStrategy,
+        strategy: StatelessStrategy,
         election: ElectionAgent,
         clock: Callable[[], float],
         status: Status,
@@ -212,7 +210,7 @@ class Leadership:
         if self._observed_leader is not None:
             self._executor.observe(*self._observed_leader)
             self._observed_leader = None
-        log.info("assign.leads", worker=member.worker)
+        self._status.log.info("assign.leads", worker=member.worker)
         self._status.note_leader(member.worker)
         self.acquired.set()
         self.listing_wanted.set()

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import time
 from collections.abc import Callable
 
 from heapline.assign.assignment import ASSIGNMENT_KEY, Assignment, Document
 from heapline.assign.cancellation import on_loop, wait_for_event, within
-from heapline.assign.config import Config
+from heapline.assign.config import Config, seconds
 from heapline.assign.election import LEADER_KEY, ElectionAgent, KVElection
 from heapline.assign.errors import (
     AssignError,
@@ -30,18 +31,16 @@ from heapline.assign.heartbeat import Heartbeat, SessionLost
 from heapline.assign.hooks import HookRunner, Hooks
 from heapline.assign.kv import KV, Entry
 from heapline.assign.leadership import Leadership
+from heapline.assign.logger import Logger, log_to
 from heapline.assign.member import Change, Member
 from heapline.assign.metrics import MetricsCollector, NoMetrics
 from heapline.assign.partitions import Partition, PartitionSource
 from heapline.assign.states import State
 from heapline.assign.status import Status
-from heapline.assign.strategies import AssignmentStrategy, WeightedConsistentHashStrategy
+from heapline.assign.strategies import StatelessStrategy, WeightedConsistentHashStrategy
 from heapline.assign.watcher import COALESCE, Watcher
 from heapline.assign.worker_ids import WORKER_PREFIX, Claim, Claimer
 from heapline.contract.errors import HeaplineError
-from heapline.logs import Log
-
-log = Log("heapline.assign")
 
 
 def boot_time() -> float:
@@ -63,16 +62,18 @@ class Manager:
         kv: KV,
         source: PartitionSource,
         *,
-        strategy: AssignmentStrategy | None = None,
+        strategy: StatelessStrategy | None = None,
         election: ElectionAgent | None = None,
         hooks: Hooks | None = None,
         metrics: MetricsCollector | None = None,
+        logger: Logger | logging.Logger | None = None,
         clock: Callable[[], float] = boot_time,
         new_session: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         self._config, self._kv, self._clock = config, kv, clock
-        self._hooks = HookRunner(hooks or Hooks(), config.retry)
-        self._status = Status(self._hooks, metrics or NoMetrics(), clock)
+        self._log = log_to(logger)
+        self._hooks = HookRunner(hooks or Hooks(), config.retry, self._log)
+        self._status = Status(self._hooks, metrics or NoMetrics(), clock, self._log)
         self._claimer = Claimer(kv, config, clock, new_session)
         wakeup = asyncio.Event()
         self._leadership = Leadership(
@@ -207,21 +208,21 @@ class Manager:
         with contextlib.suppress(TimeoutError, HeaplineError):
             await self._shut_down(min(self._config.shutdown_timeout, self._config.heartbeat_interval))
 
-    async def stop(self) -> None:
+    async def stop(self, timeout: float | str | None = None) -> None:  # noqa: ASYNC109 - it limits a part of the work
         """Drop all partitions through the hooks, then release the id and the leadership.
 
-        Partitions that cannot be dropped within shutdown_timeout are not released: other workers get them when the
-        lease ends.
+        Partitions that cannot be dropped within `timeout` (default: shutdown_timeout) are not released: other workers
+        get them when the lease ends.
         """
+        limit = self._config.shutdown_timeout if timeout is None else seconds(timeout, "timeout")
         if self.state is State.SHUTDOWN:
             return
-        seconds = self._config.shutdown_timeout
         try:
-            await self._shut_down(seconds)
+            await self._shut_down(limit)
         except TimeoutError:
-            raise ShutdownTimeout(seconds, 0 if self._member is None else len(self._member.undropped)) from None
+            raise ShutdownTimeout(limit, 0 if self._member is None else len(self._member.undropped)) from None
 
-    async def _shut_down(self, seconds: float) -> None:
+    async def _shut_down(self, limit: float) -> None:
         self._status.change_to(State.SHUTDOWN)
         self._is_closing = True
         if self._member is not None:
@@ -229,7 +230,7 @@ class Manager:
         self._hooks.wake()
         self._ready.set()  # wakes a pending start(), which then raises
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(limit):
                 if self._member is not None and not self._member.is_empty:
                     await self._all_dropped.wait()
                 await self._release()
@@ -247,7 +248,7 @@ class Manager:
         if self._tasks:
             done, pending = await asyncio.wait(self._tasks, timeout=self._config.heartbeat_interval)
             for task in pending:
-                log.warning("assign.task_still_running", task=task.get_name())
+                self._log.warning("assign.task_still_running", task=task.get_name())
             for task in done:
                 if not task.cancelled():
                     task.exception()
@@ -312,15 +313,15 @@ class Manager:
     def _begin_session(self, claim: Claim) -> None:
         former = self._member
         if not self._watcher.note_write(claim.revision):
-            log.warning("assign.store_recreated", worker=claim.worker)
+            self._log.warning("assign.store_recreated", worker=claim.worker)
         self._member = Member(claim.worker, claim.session, self._config.heartbeat_ttl, former)
         if self._is_closing:
             self._member.close()
-        self._heartbeat = Heartbeat(self._kv, self._config, self._clock, self._member, claim)
+        self._heartbeat = Heartbeat(self._kv, self._config, self._clock, self._member, claim, self._log)
         self._began_at = self._clock()
         self._status.has_assignment = False
         self._hooks.wake()
-        log.info("assign.claimed", worker=claim.worker)
+        self._log.info("assign.claimed", worker=claim.worker)
         self._status.change_to(State.ELECTION)
 
     async def _end_session(self) -> None:
@@ -328,7 +329,7 @@ class Manager:
         self._member.lose()
         self._heartbeat = None
         self._hooks.wake()
-        log.warning("assign.session_lost", worker=self._member.worker)
+        self._log.warning("assign.session_lost", worker=self._member.worker)
         await self._leadership.resign()
 
     async def _heartbeat_loop(self) -> None:

@@ -13,8 +13,6 @@ from heapline.assign.metrics import MetricsCollector
 from heapline.assign.states import State, is_allowed, reason
 from heapline.logs import Log
 
-log = Log("heapline.assign")
-
 #: States that only a leader is in.
 LEADER_STATES = (State.SCALING, State.REBALANCING, State.EMERGENCY)
 
@@ -22,8 +20,8 @@ LEADER_STATES = (State.SCALING, State.REBALANCING, State.EMERGENCY)
 class _SafeCollector:
     """Wraps a collector so that its errors are logged and affect nothing else."""
 
-    def __init__(self, collector: MetricsCollector) -> None:
-        self._collector = collector
+    def __init__(self, collector: MetricsCollector, log: Log) -> None:
+        self._collector, self._log = collector, log
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         record = getattr(self._collector, name)
@@ -32,7 +30,7 @@ class _SafeCollector:
             try:
                 record(*args)
             except Exception as error:
-                log.warning("assign.metrics_failed", error=type(error).__name__, detail=str(error))
+                self._log.warning("assign.metrics_failed", error=type(error).__name__, detail=str(error))
 
         return call
 
@@ -40,9 +38,9 @@ class _SafeCollector:
 class Status:
     """The current state of a worker."""
 
-    def __init__(self, hooks: HookRunner, metrics: MetricsCollector, clock: Callable[[], float]) -> None:
-        self._hooks, self._clock = hooks, clock
-        self.metrics = cast(MetricsCollector, _SafeCollector(metrics))
+    def __init__(self, hooks: HookRunner, metrics: MetricsCollector, clock: Callable[[], float], log: Log) -> None:
+        self._hooks, self._clock, self.log = hooks, clock, log
+        self.metrics = cast(MetricsCollector, _SafeCollector(metrics, log))
         self._leader, self._leader_since = "", clock()
         self.state, self._since = State.INIT, clock()
         self.has_assignment = False  # the current session has an assignment and its hook has run
@@ -61,7 +59,7 @@ class Status:
         self.metrics.record_state_duration(before, self._since - since)
         self.metrics.record_state_transition(before, state, self._since - since)
         self._hooks.notify_state_change(before, state)
-        log.info("assign.state", before=before.name, after=state.name)
+        self.log.info("assign.state", before=before.name, after=state.name)
 
     def set_leader_state(self, state: State) -> None:
         """Enter a leader's state. A leader without an assignment of its own waits for it instead of becoming STABLE."""

@@ -1,13 +1,14 @@
 """Assignment strategies: which worker should have which partition.
 
-Only the leader runs a strategy. Any object with an `assign` method will do; `assign_checked` verifies its result. A
-strategy does not know which partitions must be dropped before they can move.
+Only the leader runs a strategy. Any object with an `assign` method of two or three parameters will do; `assign_checked`
+verifies its result. A strategy does not know which partitions must be dropped before they can move.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -29,6 +30,12 @@ class AssignmentStrategy(Protocol):
         depend on the arguments alone, so that every leader gets the same.
         """
         ...
+
+
+class StatelessStrategy(Protocol):
+    """Assigns partitions to workers without regard to the current assignment. Every AssignmentStrategy is one, too."""
+
+    def assign(self, workers: Sequence[str], partitions: Sequence[Partition]) -> Shares: ...
 
 
 class WeightedConsistentHashStrategy:
@@ -72,7 +79,7 @@ class RoundRobinStrategy:
 
 
 def assign_checked(
-    strategy: AssignmentStrategy,
+    strategy: StatelessStrategy,
     workers: Sequence[str],
     partitions: Sequence[Partition],
     previous: Shares | None = None,
@@ -85,7 +92,7 @@ def assign_checked(
     name = type(strategy).__name__
     sorted_workers(workers)
     try:
-        answer = strategy.assign(workers, partitions, previous)
+        answer = _assign(strategy, workers, partitions, previous)
         given = {worker: tuple(wanted.get(each.id, each) for each in answer[worker]) for worker in answer}
     except (TypeError, AttributeError, LookupError) as error:
         raise BadStrategy(name, f"failed with {type(error).__name__}") from error
@@ -101,6 +108,18 @@ def assign_checked(
         duplicates = sorted({id for id in ids if id in seen or seen.add(id)})  # type: ignore[func-returns-value]
         raise BadStrategy(name, f"assigned {_name_some(duplicates)} more than once")
     return {worker: given.get(worker, ()) for worker in workers}
+
+
+def _assign(
+    strategy: StatelessStrategy, workers: Sequence[str], partitions: Sequence[Partition], previous: Shares | None
+) -> Shares:
+    """Call the strategy with the current assignment if it has a parameter for it."""
+    parameters = inspect.signature(strategy.assign)
+    try:
+        parameters.bind(workers, partitions, previous)
+    except TypeError:
+        return strategy.assign(workers, partitions)
+    return cast(AssignmentStrategy, strategy).assign(workers, partitions, previous)
 
 
 def affinity(before: Shares, after: Shares) -> float:

@@ -8,6 +8,7 @@ from heapline.assign.config import Config
 from heapline.assign.errors import ConnectionLost
 from heapline.assign.heartbeat import Heartbeat, SessionLost
 from heapline.assign.kv import Entry, MemoryKV, decode_record, encode_record
+from heapline.assign.logger import log_to
 from heapline.assign.member import Member
 from heapline.assign.worker_ids import Claim, Standing, WorkerRecord, worker_key
 
@@ -44,7 +45,8 @@ class Rig:
     async def heartbeat(self) -> Heartbeat:
         record = encode_record(WorkerRecord(session="s"))
         revision = await self.kv.create(KEY, record)
-        return Heartbeat(self.kv, Config(), lambda: self.now, self.member, Claim("w", "s", revision, self.now, ""))
+        claim = Claim("w", "s", revision, self.now, "")
+        return Heartbeat(self.kv, Config(), lambda: self.now, self.member, claim, log_to(None))
 
     async def overwrite(self, record: WorkerRecord) -> None:
         entry = await MemoryKV.get(self.kv, KEY)

@@ -371,6 +371,25 @@ async def test_hanging_hook_makes_stop_time_out_and_release_nothing() -> None:
 
 
 @in_virtual_time
+async def test_stop_takes_a_timeout_in_place_of_shutdown_timeout() -> None:
+    async def hang(added: Sequence[Partition], removed: Sequence[Partition]) -> None:
+        if removed:
+            await asyncio.Event().wait()
+
+    for timeout, seconds in ((0.5, 0.5), ("1500ms", 1.5), (None, QUICK.shutdown_timeout)):
+        pool = Pool(config=QUICK)
+        manager = pool.manager(hook=hang)
+        await manager.start()
+        with pytest.raises(BadConfig):
+            await manager.stop(timeout="soon")
+        began = pool.now()
+        with pytest.raises(ShutdownTimeout, match=f"within {seconds:g} s"):
+            await manager.stop(timeout=timeout)
+        # The hook's task is then cancelled, which takes no time here.
+        assert pool.now() - began == pytest.approx(seconds, abs=0.1)
+
+
+@in_virtual_time
 async def test_unstarted_manager_can_stop() -> None:
     pool = Pool(config=QUICK)
     manager = pool.manager()

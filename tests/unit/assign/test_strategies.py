@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -378,6 +379,28 @@ A, B = Partition("a", 5), Partition("b")
 def test_custom_strategy_is_used_and_empty_workers_are_added() -> None:
     assert isinstance(Own({}), AssignmentStrategy)
     assert assign_checked(Own({"w1": [A, B]}), ["w1", "w2"], [A, B]) == {"w1": (A, B), "w2": ()}
+
+
+def test_strategy_with_two_parameters_is_used_as_in_the_seed() -> None:
+    class MyStrategy:
+        def assign(self, workers: Sequence[str], partitions: Sequence[Partition]) -> dict[str, list[Partition]]:
+            return {workers[0]: list(partitions)}
+
+    parts = [Partition("x"), Partition("y")]
+    assert assign_checked(MyStrategy(), ["a", "b"], parts, {"b": parts}) == {"a": tuple(parts), "b": ()}
+
+
+def test_type_error_inside_a_strategy_is_not_hidden_by_a_call_without_previous() -> None:
+    calls = []
+
+    class Wrong:
+        def assign(self, workers: Sequence[str], partitions: Sequence[Partition], previous: Any = None) -> Any:
+            calls.append(previous)
+            raise TypeError("inside")
+
+    with pytest.raises(BadStrategy, match="TypeError"):
+        assign_checked(Wrong(), ["a"], [Partition("x")], {})
+    assert calls == [{}]
 
 
 def test_weights_in_a_custom_result_are_replaced_by_the_given_ones() -> None:
