@@ -112,6 +112,30 @@ async def test_enqueue_after_a_purge_is_not_purged(jobs: Broker) -> None:
     assert await drain(jobs) == [b"2"]
 
 
+@pytest.mark.feature("purge_count")
+async def test_purge_of_what_was_counted_leaves_what_was_enqueued_since(world: World, topic: MakeTopic) -> None:
+    hl = world.broker
+    await topic(partitions=3)
+    for p in range(6):
+        await put(hl, p)
+    await put(hl, 6, 7, delay=5)
+    (leased,) = await hl.pop("jobs", 1)
+    await world.advance(1)
+    counted = await hl.purge_count("jobs")
+    assert counted.count == 7
+    await world.advance(1)
+    for p in range(20, 26):
+        await put(hl, p)
+    await put(hl, 26, delay=1)
+    assert await hl.purge("jobs", enqueued_before=counted.as_of) == 7
+    stats = await hl.stats("jobs")
+    assert (stats.ready, stats.delayed, stats.leased) == (6, 1, 1)
+    assert await hl.purge("jobs", enqueued_before=counted.as_of) == 0
+    await leased.ack()
+    await world.advance(2)
+    assert sorted(await drain(hl)) == [str(p).encode() for p in range(20, 27)]
+
+
 async def test_purge_removes_messages_that_were_changed_in_every_way(world: World, jobs: Broker) -> None:
     ids = await put(jobs, *range(10))
     for id in ids[:4]:

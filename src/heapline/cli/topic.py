@@ -7,6 +7,7 @@ that no field is missing. TopicConfig decides, at the server, whether a value is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, NamedTuple
 
@@ -32,7 +33,7 @@ from heapline.cli.output import (
 )
 from heapline.contract.broker import Broker
 from heapline.contract.config import FIXED_FIELDS, Aging, Backoff, TopicConfig
-from heapline.contract.errors import BadRequest, PermissionDenied, TopicNotFound
+from heapline.contract.errors import BadRequest, PermissionDenied, TopicNotFound, Unsupported
 from heapline.contract.message import LogStats, PartitionStats, TopicInfo, TopicStats
 from heapline.wire.json_forms import to_json
 
@@ -281,15 +282,18 @@ async def resume_command(hl: Broker, out: Output, topic: TopicArgument) -> None:
 
 @app.call("purge", example="jobs", json='{"topic": NAME, "count": NUMBER}.')
 async def purge_command(hl: Broker, out: Output, topic: TopicArgument, yes: YesOption = False) -> None:
-    """Remove all ready and delayed messages of a topic. Leased messages and dead letters stay. Asks first."""
-    info = await hl.get_topic(topic)
+    """Remove all ready and delayed messages of a topic. Leased messages and dead letters stay.
+
+    Asks first; messages that are enqueued meanwhile then stay too.
+    """
+    info, before = await hl.get_topic(topic), None
     if not yes:
-        stats = await _stats(hl, topic)
         held = "all waiting messages"
-        if stats is not None:
-            held = depths({"ready": stats.ready, "delayed": stats.delayed})
+        with contextlib.suppress(PermissionDenied, Unsupported):
+            found = await hl.purge_count(topic)
+            held, before = counted(found.count, "waiting message"), found.as_of
         confirm(f"Permanently remove {held} of topic {info.name}?", yes)
-    purged = await hl.purge(topic)
+    purged = await hl.purge(topic, enqueued_before=before)
     out.row({"topic": info.name, "count": purged}, f"{counted(purged, 'message')} removed from topic {bold(info.name)}")
 
 

@@ -266,6 +266,9 @@ class LogStats(msgspec.Struct, frozen=True, kw_only=True):
     clock_jumps_total: int
     reloads_total: int
     corrupt_records_total: int
+    snapshot_bytes: int = 0  # of the newest snapshot; 0 = there is none
+    snapshot_age: float | None = None  # seconds since it was written, or since this process opened the topic
+    disk_free_bytes: int | None = None  # on the file system of the data directory; None = the disk is in memory
 
 
 class LatencyHistogram(msgspec.Struct, frozen=True, kw_only=True):

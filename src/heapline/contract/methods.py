@@ -94,6 +94,7 @@ class Methods:
     stats = command(topics.Stats)
     list_stats = listing(topics.ListStats)
     purge = command(topics.Purge, _count)
+    purge_count = command(topics.CountPurge)
     pause_topic = command(topics.PauseTopic)
     resume_topic = command(topics.ResumeTopic)
     set_partition_throttled = command(topics.SetPartitionThrottled)

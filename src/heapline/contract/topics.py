@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -112,7 +113,26 @@ class ResumeTopic(Command[None]):
     id=0x07, rpc="Purge", http="POST /v1/heaps/{topic}:purge", needs=ADMIN, repeat=Repeat.ONCE, destroys=True, audit=()
 )
 class Purge(Command[Count]):
-    """Remove every message that is ready or delayed, and return how many. Leased messages stay."""
+    """Remove every message that is ready or delayed, and return how many. Leased messages stay.
+
+    With `enqueued_before`, messages that were enqueued later stay too.
+    """
+
+    topic: Topic
+    enqueued_before: Instant | None = None  # needs the feature "purge_count"
+
+
+class WaitingCount(msgspec.Struct, frozen=True):
+    count: int
+    as_of: datetime  # by the topic's clock; messages enqueued since, or in this very millisecond, are not counted
+
+
+@call(id=0x0D, rpc="PurgeCount", http="GET /v1/heaps/{topic}:purgeable", needs=Right.CONSUME, feature="purge_count")
+class CountPurge(Command[WaitingCount]):
+    """Count the messages that a purge would remove, before a purge of exactly these.
+
+    Give `as_of` as `enqueued_before` to that call. Messages that are enqueued meanwhile are then left alone.
+    """
 
     topic: Topic
 

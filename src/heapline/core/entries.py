@@ -248,20 +248,21 @@ class Entries:
             have += len(rows.ids)
         return parts[0] if len(parts) == 1 else Timers(*(np.concatenate(c) for c in zip(*parts, strict=True)))
 
-    def waiting(self) -> tuple[I64, I64]:
-        """Return ids and positions of all ready and delayed messages."""
+    def waiting(self) -> tuple[I64, I64, int]:
+        """Return ids and positions of all ready and then of all delayed messages, and how many are ready."""
         parts: list[tuple[I64, I64]] = [(EMPTY, EMPTY)]
         seen: set[int] = set()
         for run in (*self.heap.runs(), *self.parked.runs()):
             keys, ids, positions = run.rest()
             good = self.good_ready(keys, ids, positions, seen)
             parts.append((ids[good], positions[good]))
+        ready = sum(len(part[0]) for part in parts)
         for wheel, wall in ((self.delays, False), (self.calendar, True)):
             for chunk in wheel.chunks():
                 rows = chunk.timers()
                 good = self.good_delayed(rows, wall, seen)
                 parts.append((rows.ids[good], rows.positions[good]))
-        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]), ready
 
     def find(self, id: int) -> Found | None:
         """Return the state and location of a live message. Searches heap and wheels, so call it rarely."""

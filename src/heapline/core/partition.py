@@ -24,6 +24,7 @@ from heapline.core.events import EMPTY, I64, AnyEvent
 from heapline.core.fairness.turns import FairShare
 from heapline.core.heap.run_heap import Rows
 from heapline.core.heap.runs import Row, tuples_of
+from heapline.core.ids import unix_ms_of
 from heapline.core.leases import DEADLINE, POSITION, STARTED
 from heapline.core.live_map import LiveMap
 from heapline.core.now import Now
@@ -310,9 +311,25 @@ class Partition:
             again=b"\x01" if id in self.entries.shown else None,
         )
 
-    def decide_purge(self, now: Now) -> ev.Purged | None:
+    def decide_purge(self, now: Now, before: int | None, limit: int) -> ev.Purged | ev.Cancelled | None:
+        """Remove all waiting messages, or up to `limit` of those that were enqueued before this Unix time in ms.
+
+        A part is removed as if each message was cancelled: a purge names no messages, which readers of the log rely on.
+        """
         count = self.entries.ready + self.entries.delayed
-        return ev.Purged(count, now.steady) if count else None
+        if before is None or not count:
+            return ev.Purged(count, now.steady) if count else None
+        ids, positions, ready = self.entries.waiting()
+        chosen = np.flatnonzero(unix_ms_of(ids) < before)
+        if len(chosen) == len(ids):
+            return ev.Purged(count, now.steady)
+        chosen = chosen[:limit]
+        delayed = (chosen >= ready).astype(np.uint8).tobytes()
+        return ev.Cancelled(ids[chosen], positions[chosen], delayed) if len(chosen) else None
+
+    def count_waiting(self, before: int) -> int:
+        """Return how many ready and delayed messages were enqueued before this Unix time in ms."""
+        return int(np.count_nonzero(unix_ms_of(self.entries.waiting()[0]) < before))
 
     def decide_replay(self, ids: list[int], dues: list[int], expires: list[int], seq: int) -> ev.Replayed:
         keys = None

@@ -373,7 +373,7 @@ class PartitionState:
 
     def _purged(self, event: ev.Purged, at: int) -> None:
         entries = self.entries
-        ids, positions = entries.waiting()
+        ids, positions, _ = entries.waiting()
         if len(ids) != event.count:
             raise Replay(f"partition {entries.number}: a purge of {event.count} messages meets {len(ids)}")
         entries.heap.clear()

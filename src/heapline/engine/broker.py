@@ -55,6 +55,7 @@ class EmbeddedBroker(Broker):
     features: ClassVar[frozenset[str]] = frozenset((
         "queue", "partitions", "events", "log", "groups", "replay", "schedules", "batches", "fairness", "explain",
         "leases", "series", "history", "search", "due_times", "dlq_groups",
+        "purge_count",
     ))  # fmt: skip
 
     def __init__(self, path: str, **options: Unpack[KeeperOptions]) -> None:

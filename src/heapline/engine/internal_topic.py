@@ -51,7 +51,7 @@ class InternalTopic:
         return await self._read(self.runner)
 
     async def _read(self, runner: TopicRunner) -> list[tuple[int, bytes]]:
-        ids, positions = await runner.call(lambda now: runner.loaded.topic.partitions[0].entries.waiting())
+        ids, positions, _ = await runner.call(lambda now: runner.loaded.topic.partitions[0].entries.waiting())
         order = ids.argsort()
         ids, positions = ids[order].tolist(), positions[order]
         found: list[tuple[int, bytes]] = []

@@ -87,11 +87,12 @@ async def measure(broker: TopicKeeper) -> Measures:
     system = measured.pop(decisions, None) if decisions is not None else None
     schedules = _of_schedules(broker.schedules, measured.pop(keeps, None) if keeps is not None else None)
     fsync = broker.disk.tally() if isinstance(broker.disk, TimedDisk) else None
-    space = await broker._io_or_fail().run(lambda: _disk_bytes(broker.path))
+    space = await broker._io_or_fail().run(lambda: disk_bytes(broker.path))
     return Measures(list(measured.values()), system, len(broker._refused), schedules, fsync, space)
 
 
-def _disk_bytes(path: str) -> tuple[int, int] | None:
+def disk_bytes(path: str) -> tuple[int, int] | None:
+    """Return the free bytes and the size of the file system. None: the disk is in memory."""
     try:
         space = os.statvfs(path)
     except FileNotFoundError:  # an in-memory disk

@@ -24,13 +24,14 @@ from heapline.contract.message import (
     from_ms,
 )
 from heapline.core.depth_histogram import DUE_WITHIN, PRIORITY_HIGHS, PRIORITY_LOWS, herds
-from heapline.core.events import Paused, Resumed, Throttled
+from heapline.core.events import Cancelled, Paused, Purged, Resumed, Throttled
 from heapline.core.ids import unix_ms_of
 from heapline.core.latency import BOUNDS_MS
 from heapline.core.now import Now
 from heapline.core.series import DAY, FIELDS, STEP, Series
 from heapline.engine.counters import Counters
 from heapline.engine.handlers import handles
+from heapline.engine.metrics_source import disk_bytes
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topic import Topic
 from heapline.engine.topics import TopicKeeper
@@ -40,6 +41,8 @@ _DURABILITY = {
     "interval": "answers of the last fsync interval may be lost in a power failure",
     "os": "answers may be lost in a power failure, back to when the operating system last wrote",
 }
+
+PURGE_ROWS = 20_000  # of a turn that removes a part of the waiting messages
 
 
 @handles(topics.CreateTopic)
@@ -71,7 +74,7 @@ async def get_topic(broker: TopicKeeper, command: topics.GetTopic, context: Cont
 async def stats(broker: TopicKeeper, command: topics.Stats, context: Context) -> TopicStats:
     runner = broker.runner(command.topic)
     try:
-        usage = await runner.io.run(runner.loaded.journal.usage)
+        usage = await runner.io.run(lambda: (*runner.loaded.journal.usage(), _disk_free(broker.path)))
     except FileNotFoundError:
         runner.check()  # the topic was deleted meanwhile
         raise
@@ -92,17 +95,35 @@ async def list_stats(broker: TopicKeeper, command: topics.ListStats, context: Co
 @handles(topics.Purge)
 async def purge(broker: TopicKeeper, command: topics.Purge, context: Context) -> Count:
     runner = broker.runner(command.topic)
+    before = None if command.enqueued_before is None else instant_to_ms(command.enqueued_before)
 
-    def decide(now: Now) -> int:
+    def decide(now: Now) -> tuple[int, bool]:
         count = 0
         for partition in runner.loaded.topic.partitions:
-            event = partition.decide_purge(now)
+            event = partition.decide_purge(now, before, PURGE_ROWS)
             if event is not None:
-                count += event.count
+                count += event.count if isinstance(event, Purged) else len(event.ids)
                 runner.loaded.emit(partition, event, now)
-        return count
+                if isinstance(event, Cancelled):
+                    return count, True  # there may be more
+        return count, False
 
-    return Count(await runner.call(decide))
+    count, has_more = 0, True
+    while has_more:
+        removed, has_more = await runner.call(decide)
+        count += removed
+    return Count(count)
+
+
+@handles(topics.CountPurge)
+async def count_purge(broker: TopicKeeper, command: topics.CountPurge, context: Context) -> topics.WaitingCount:
+    runner = broker.runner(command.topic)
+
+    def count(now: Now) -> topics.WaitingCount:
+        found = sum(partition.count_waiting(now.steady) for partition in runner.loaded.topic.partitions)
+        return topics.WaitingCount(found, from_ms(now.steady))
+
+    return await runner.call(count)
 
 
 @handles(topics.PauseTopic)
@@ -167,8 +188,14 @@ async def stats_series(broker: TopicKeeper, command: inspection.StatsSeries, con
 # -- statistics -------------------------------------------------------------------------------------------------------
 
 
-def topic_stats(runner: TopicRunner, usage: tuple[int, int], now: Now) -> TopicStats:
+def _disk_free(path: str) -> int | None:
+    space = disk_bytes(path)
+    return None if space is None else space[0]
+
+
+def topic_stats(runner: TopicRunner, usage: tuple[int, int, int | None], now: Now) -> TopicStats:
     topic, counters, heads = runner.loaded.topic, runner.counters, runner.loaded.delivery.heads
+    manifest, blobs = runner.loaded.journal.snapshots.newest_bytes()
     heads.refresh(now.steady)
     partitions = [
         PartitionStats(
@@ -215,6 +242,9 @@ def topic_stats(runner: TopicRunner, usage: tuple[int, int], now: Now) -> TopicS
             clock_jumps_total=runner.steady.jumps,
             reloads_total=counters.reloads,
             corrupt_records_total=counters.corrupt,
+            snapshot_bytes=manifest + sum(blob.length for blob in blobs),
+            snapshot_age=max(0, now.steady - runner.upkeep.snapshot_at) / 1000,
+            disk_free_bytes=usage[2],
         ),
         oldest_ready_age=max((p.oldest_ready_age for p in partitions if p.oldest_ready_age is not None), default=None),
         depth_by_priority=_depths(topic, now),

@@ -11,7 +11,7 @@ from heapline.contract import topics
 from heapline.contract.call import Context, Count, Page, page_of
 from heapline.contract.check import instant_to_ms
 from heapline.contract.config import FIXED_FIELDS, TopicConfig, check_features, make_config
-from heapline.contract.errors import BadRequest, TopicExists, TopicNotFound
+from heapline.contract.errors import BadRequest, TopicExists, TopicNotFound, Unsupported
 from heapline.contract.ids import SUFFIX_BITS
 from heapline.contract.message import TopicInfo
 from heapline.contract.topics import given
@@ -153,6 +153,8 @@ async def _set_pause(home: Home, is_paused: bool, until: int | None) -> None:
 
 @handles(topics.Purge)
 async def purge(node: Node, command: topics.Purge, context: Context) -> Count:
+    if command.enqueued_before is not None:
+        raise Unsupported("enqueued_before", "purge_count")
     home = node.home(command.topic)
     await home.flush()
 

@@ -14,8 +14,13 @@ from tests.unit.cli.memory_cli import Cli, make_cli
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch) -> Cli:
-    return make_cli(monkeypatch, HandClock())
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, clock: HandClock) -> Cli:
+    return make_cli(monkeypatch, clock)
 
 
 def test_every_setting_of_a_topic_has_a_flag() -> None:
@@ -224,13 +229,14 @@ def test_pause_can_end_at_a_time(cli: Cli) -> None:
     assert "exclude each other" in both.stderr
 
 
-def test_purge_asks_and_removes_waiting_messages_only(cli: Cli) -> None:
+def test_purge_asks_and_removes_waiting_messages_only(cli: Cli, clock: HandClock) -> None:
     cli("topic", "create", "jobs")
     for flags in ([], ["--delay", "1h"], ["-p", "-1"]):
         cli("put", "jobs", "x", *flags)
     cli("pop", "jobs")
+    clock.advance(1)
     refused = cli("topic", "purge", "jobs", typed="n\n", code=1)
-    assert "Permanently remove 1 ready, 1 delayed of topic jobs?" in refused.stderr
+    assert "Permanently remove 2 waiting messages of topic jobs?" in refused.stderr
     assert "--yes" in cli("topic", "purge", "jobs", code=1).stderr
     assert cli("topic", "purge", "jobs", typed="y\n").stdout == "2 messages removed from topic jobs\n"
     assert cli.json("topic", "purge", "jobs", "-y") == [{"topic": "jobs", "count": 0}]

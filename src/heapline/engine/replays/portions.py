@@ -87,7 +87,7 @@ async def look(runner: TopicRunner, partitions: list[int]) -> Living:
 
 
 def _take(partition: Partition, now: Now) -> _Standing:
-    waiting, _ = partition.entries.waiting()
+    waiting, _, _ = partition.entries.waiting()
     ids = np.concatenate((waiting, _ids(partition.entries.leases.by_id), partition.entries.dead.rows().ids))
     delayed, dues = [EMPTY], [EMPTY]
     seen: set[int] = set()
