@@ -65,7 +65,7 @@ def test_dialog_keeps_what_was_entered_when_the_server_refuses(server: Any, log_
     expect(page.get_by_label("Name", exact=True)).to_have_value("not a name")
 
 
-def test_purge_counts_first_and_needs_the_name_of_the_topic(server: Any, log_in: Callable[..., Any]) -> None:
+def test_purge_removes_what_it_counted_and_needs_the_name_of_the_topic(server: Any, log_in: Callable[..., Any]) -> None:
     page = log_in(server)
     with server.client() as hl:
         hl.create_topic("purged")
@@ -77,11 +77,13 @@ def test_purge_counts_first_and_needs_the_name_of_the_topic(server: Any, log_in:
         dialog.get_by_role("button", name="Purge 12").click()
         expect(dialog.get_by_role("alert")).to_contain_text("nothing was changed")
         assert hl.stats("purged").ready == 12
+        expect(dialog.get_by_role("button", name="Purge 12")).to_be_visible()
+        hl.enqueue_batch("purged", [Outgoing(b"later")] * 3)  # after the dialog has counted
         dialog.get_by_label("Type purged to confirm").fill("purged")
         dialog.get_by_role("button", name="Purge 12").click()
         expect(page.locator("#toasts")).to_contain_text("Removed 12 messages")
-        expect(page.locator("#tiles")).to_contain_text("Ready0")
-        assert hl.stats("purged").ready == 0
+        expect(page.locator("#tiles")).to_contain_text("Ready3")
+        assert [message.payload for message in hl.pop("purged", 9)] == [b"later"] * 3
 
 
 def test_selected_dead_letters_are_replayed_and_deleted(server: Any, log_in: Callable[..., Any]) -> None:
@@ -291,3 +293,92 @@ def test_pause_is_undone_from_its_note(server: Any, log_in: Callable[..., Any]) 
         page.locator("#dialog button.primary").click()
         expect(page.locator("#title .pill")).to_have_count(0)
         assert not hl.stats("undone").paused
+
+
+def test_partition_is_released_and_a_snapshot_is_written(server: Any, log_in: Callable[..., Any]) -> None:
+    page = log_in(server)
+    with server.client() as hl:
+        hl.create_topic("parts", partitions=2)
+        hl.enqueue("parts", b"x")
+        page.goto(server.url + "/topics/parts?tab=partitions")
+        first = page.get_by_role("row", name=re.compile("^0"))
+        first.get_by_role("button", name="Throttle").click()
+        page.locator("#dialog button.primary").click()
+        expect(first).to_contain_text("Throttled")
+        act(page, "Release", "Partition 0 of parts is released")
+        expect(first).not_to_contain_text("Throttled")
+        assert hl.stats("parts").partitions[0].throttled is None
+        expect(page.locator("#storage")).to_contain_text("Snapshotnone")
+        act(page, "Snapshot now", "Wrote a snapshot of parts")
+        expect(page.locator("#storage")).to_contain_text("Snapshot ageunder 1")
+        assert hl.stats("parts").log.snapshot_bytes > 0
+
+
+def test_group_is_moved_back_and_deleted(server: Any, log_in: Callable[..., Any]) -> None:
+    page = log_in(server)
+    with server.client() as hl:
+        hl.create_topic("read")
+        hl.create_group("read", "billing", start="latest")
+        hl.enqueue_batch("read", [Outgoing(b"x")] * 3)
+        hl.reset_offsets("read", "billing", to="latest")
+        page.goto(server.url + "/topics/read?tab=groups")
+        row = page.get_by_role("row", name=re.compile("^billing"))
+        act(page, "Move", "Group billing continues from earliest", To="earliest")
+        expect(row).to_contain_text("3")
+        assert hl.get_group("read", "billing").lag == 3
+        page.get_by_role("button", name="Undo").click()
+        page.locator("#dialog button.primary").click()
+        expect(page.locator("#toasts")).to_contain_text("Group billing continues from {")
+        assert hl.get_group("read", "billing").lag == 0
+        act(page, "Delete", "Deleted group billing of read", Type_read_to_confirm="read")
+        expect(row).to_have_count(0)
+        assert not hl.list_groups("read")
+
+
+def test_user_is_created_changed_disabled_and_enabled(server: Any, log_in: Callable[..., Any]) -> None:
+    page = log_in(server)
+    page.goto(server.url + "/access?tab=users")
+    act(
+        page,
+        "Create user",
+        "Created bo@example.org",
+        Email="bo@example.org",
+        Password="a long password",
+        Scopes="a:consume",
+    )
+    row = page.get_by_role("row", name=re.compile("^bo@example.org"))
+    expect(row).to_contain_text("a:consume")
+    row.get_by_role("button", name="Change").click()
+    page.locator("#dialog").get_by_label("Scopes").fill("b:consume")
+    page.locator("#dialog button.primary").click()
+    expect(row).to_contain_text("b:consume")
+    row.get_by_role("button", name="Disable").click()
+    page.locator("#dialog button.primary").click()
+    expect(row).to_contain_text("disabled")
+    row.get_by_role("button", name="Enable").click()
+    page.locator("#dialog button.primary").click()
+    expect(row).not_to_contain_text("disabled")
+
+
+def test_replay_is_cancelled_and_a_schedule_and_a_topic_are_deleted(server: Any, log_in: Callable[..., Any]) -> None:
+    page = log_in(server)
+    with server.client() as hl:
+        hl.create_topic("ended")
+        hl.create_topic("ended-again")
+        hl.enqueue_batch("ended", [Outgoing(b"x")] * 50)
+        hl.start_replay("slow", "ended", into="ended-again", start="earliest", rate=0.1)
+        page.goto(server.url + "/pipeline")
+        row = page.get_by_role("row", name=re.compile("^slow"))
+        row.get_by_role("button", name="Cancel").click()
+        page.locator("#dialog button.primary").click()
+        expect(row).to_contain_text("cancelled")
+        hl.create_schedule("hourly", topic="ended", payload=b"x", every=3600.0)
+        page.goto(server.url + "/topics/ended?tab=schedules")
+        page.get_by_role("row", name=re.compile("^hourly")).get_by_role("button", name="Delete").click()
+        page.locator("#dialog button.primary").click()
+        expect(page.locator("#toasts")).to_contain_text("Deleted hourly")
+        assert not [schedule for schedule in hl.list_schedules() if schedule.name == "hourly"]
+        page.goto(server.url + "/topics/ended")
+        act(page, "Delete topic", Type_ended_to_confirm="ended")
+        expect(page).to_have_url(re.compile("/ui/topics$"))
+        assert "ended" not in {topic.name for topic in hl.list_topics()}

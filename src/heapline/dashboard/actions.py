@@ -27,6 +27,7 @@ class Input:
     hint: str = ""
     options: Sequence[str] = ()
     is_required: bool = False
+    is_fixed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

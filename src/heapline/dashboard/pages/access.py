@@ -123,6 +123,7 @@ async def _change_user_dialog(caller: Caller, arguments: Arguments) -> Dialog:
         text="Any change ends the user's sessions. What is left empty stays.",
         button="Change",
         inputs=[
+            Input(name="user", label="Email", kind="email", value=email, is_fixed=True),
             Input(name="password", label="New password", kind="password"),
             Input(name="scopes", label="Scopes", kind="lines", value=arguments.get("scopes", ""), hint=SCOPES_HINT),
         ],

@@ -13,6 +13,7 @@ from heapline.contract import groups as group_calls
 from heapline.contract.config import FIXED_FIELDS, TopicConfig
 from heapline.contract.errors import BadRequest
 from heapline.contract.topics import (
+    CountPurge,
     CreateTopic,
     DeleteTopic,
     GetTopic,
@@ -25,11 +26,14 @@ from heapline.contract.topics import (
     TopicSettings,
     UpdateTopic,
 )
-from heapline.dashboard.actions import Arguments, Dialog, Done, Input, action, given
+from heapline.dashboard.actions import Arguments, Dialog, Done, Input, action, given, instant
 from heapline.dashboard.caller import Caller
+from heapline.dashboard.features import features_of
 from heapline.dashboard.page import path_to
 from heapline.dashboard.pages.topics import setting_value, shown
 from heapline.dashboard.render import count, counted
+
+UNDO_MAX = 1500  # characters of an address
 
 # -- create, change, delete --------------------------------------------------------------------------------------------
 
@@ -86,8 +90,10 @@ async def set_config(caller: Caller, arguments: Arguments, form: Mapping[str, st
         settings = TopicSettings(backoff=msgspec.structs.replace(config.backoff, **{field: value}))
     else:
         settings = _settings({name: text})
+    before = shown(setting_value((await caller.do(GetTopic(topic))).config, name))
     await caller.do(UpdateTopic(topic, settings))
-    return Done(text=f"{name} of {topic} is now {text}")
+    undo = path_to("/do/set-config", topic=topic, setting=name, value=before)
+    return Done(text=f"{name} of {topic} is now {text}", undo=undo)
 
 
 def _settings(texts: Mapping[str, str]) -> Any:
@@ -144,25 +150,30 @@ async def _resume_dialog(caller: Caller, arguments: Arguments) -> Dialog:
 async def resume(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
     topic = given(arguments, "topic")
     await caller.do(ResumeTopic(topic))
-    return Done(text=f"Resumed {topic}")
+    return Done(text=f"Resumed {topic}", undo=path_to("/do/pause", topic=topic))
 
 
 async def _purge_dialog(caller: Caller, arguments: Arguments) -> Dialog:
     topic = given(arguments, "topic")
-    stats = await caller.do(Stats(topic))
-    return Dialog(
-        title=f"Purge {topic}",
-        text="Removes every message that is ready or delayed when you confirm. Leased messages and dead letters stay.",
-        button=f"Purge {count(stats.ready + stats.delayed)}",
-        facts={"Ready": count(stats.ready), "Delayed": count(stats.delayed)},
-        to_type=topic,
-    )
+    if "purge_count" in await features_of(caller):
+        found = await caller.do(CountPurge(topic))
+        as_of, number = found.as_of.isoformat(), found.count
+        text = f"Removes what is ready or delayed as of {as_of[11:19]} UTC. Messages that arrive later stay, as do "
+        text += "leased messages and dead letters."
+        pin = [Input(name="as_of", label="", kind="hidden", value=as_of)]
+    else:
+        stats = await caller.do(Stats(topic))
+        pin, number = [], stats.ready + stats.delayed
+        text = "Removes every message that is ready or delayed when you confirm, even if it arrives after this dialog "
+        text += "was opened. Leased messages and dead letters stay."
+    return Dialog(title=f"Purge {topic}", text=text, button=f"Purge {count(number)}", inputs=pin, to_type=topic)
 
 
 @action("purge", _purge_dialog, types_topic=True)
 async def purge(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
     topic = given(arguments, "topic")
-    removed = await caller.do_confirmed(Purge(topic))
+    is_pinned = "purge_count" in await features_of(caller)
+    removed = await caller.do_confirmed(Purge(topic, instant(given(form, "as_of")) if is_pinned else None))
     return Done(text=f"Removed {counted(removed.count, 'message')} of {topic}")
 
 
@@ -259,14 +270,24 @@ async def _reset_dialog(caller: Caller, arguments: Arguments) -> Dialog:
 async def reset_offsets(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
     topic, group = given(arguments, "topic"), given(arguments, "group")
     text = given(form, "to").strip()
+    before = await caller.do(group_calls.GetGroup(topic, group))
+    await caller.do(group_calls.ResetOffsets(topic, group, _position(text)))
+    offsets = {str(each.partition): each.committed for each in before.offsets}
+    undo = path_to("/do/reset-offsets", topic=topic, group=group, to=msgspec.json.encode(offsets).decode())
+    return Done(text=f"Group {group} continues from {text}", undo=undo if len(undo) <= UNDO_MAX else None)
+
+
+def _position(text: str) -> group_calls.Position:
+    """Return the position that a person typed, or that an undo has filled in: {partition: offset}."""
     where: Any = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else text
-    if isinstance(where, str) and where not in ("earliest", "latest"):
-        try:
+    try:
+        if text.startswith("{"):
+            where = msgspec.json.decode(text, type=dict[int, int], strict=False)
+        elif isinstance(where, str) and where not in ("earliest", "latest"):
             where = datetime.fromisoformat(where)
-        except ValueError:
-            raise BadRequest(f"{text!r} is not earliest, latest, an offset or a time") from None
-    await caller.do(group_calls.ResetOffsets(topic, group, group_calls.position("to", where)))
-    return Done(text=f"Group {group} continues from {text}")
+    except (ValueError, msgspec.DecodeError):
+        raise BadRequest(f"{text!r} is not earliest, latest, an offset or a time") from None
+    return group_calls.position("to", where)
 
 
 async def _delete_group_dialog(caller: Caller, arguments: Arguments) -> Dialog:

@@ -110,7 +110,7 @@ function start(view) {
   addEventListener("pageshow", () => document.hidden || join());
   if (!document.hidden) join();
 
-  let isLeaving = false; // for another page: a reload would cancel that
+  let isLeaving = false; // for another page
   addEventListener("beforeunload", () => {
     isLeaving = true;
   });
@@ -165,6 +165,11 @@ function start(view) {
 
   // -- the page -----------------------------------------------------------------------------------------------------------
 
+  const ACTED_MS = 3000; // after a person's own change, its effect is shown at once
+  let actedAt = 0;
+  document.addEventListener("acted", () => {
+    actedAt = Date.now();
+  });
   const held = new Map(); // of rows that would move under the pointer: table -> their order
 
   function apply({ parts, order, error }) {
@@ -177,13 +182,35 @@ function start(view) {
       else fresh.set(id, html);
     }
     for (const [id, ids] of Object.entries(order)) arrange(id, ids, fresh);
+    // A list that has become empty is not among the parts: the page says something else in its place.
+    const lists = [...document.querySelectorAll("#main tbody[id]")];
+    if (!error && lists.some((rows) => rows.childElementCount && !(rows.id in order))) renew();
+  }
+
+  // Take the page's content from the server again: a list has come, or its last row has gone.
+  let renewing = 0;
+  async function renew() {
+    const main = document.getElementById("main");
+    clearTimeout(renewing);
+    if (isLeaving) return;
+    if (main.querySelector("input:focus, select:focus, textarea:focus")) {
+      renewing = setTimeout(renew, 1000); // what is being typed stays
+      return;
+    }
+    const answer = await fetch(location.href).catch(() => null); // a server that is away sends all when it is back
+    if (!answer?.ok || answer.redirected) return;
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    held.clear();
+    main.replaceChildren(...page.getElementById("main").childNodes);
+    htmx.process(main);
+    offer();
   }
 
   function arrange(id, ids, fresh) {
     const rows = document.getElementById(id);
     if (!rows) {
       // The page showed that there is nothing; now there is something.
-      if (ids.length && !isLeaving) location.reload();
+      if (ids.length) renew();
       return;
     }
     const now = [...rows.children].map((row) => row.id);
@@ -194,7 +221,7 @@ function start(view) {
       offer();
     } else {
       held.set(id, { ids, fresh: waiting });
-      const isUsed = rows.matches(":hover") || rows.contains(document.activeElement);
+      const isUsed = (rows.matches(":hover") || rows.contains(document.activeElement)) && Date.now() > actedAt + ACTED_MS;
       if (isUsed) offer();
       else settle();
     }

@@ -10,8 +10,10 @@ const TOAST_MS = 8000;
 document.addEventListener("htmx:after:swap", () => {
   const done = body.querySelector("[data-done]");
   if (done) {
-    dialog.close();
     toast(done);
+    body.replaceChildren(); // now: an update of the page may come before the event of closing, and must not open it again
+    dialog.close();
+    document.dispatchEvent(new CustomEvent("acted"));
   } else if (body.childElementCount && !dialog.open) {
     dialog.showModal();
   }
