@@ -35,7 +35,8 @@ SUITES: dict[str, tuple[str, ...]] = {
     "spine": ("benchmarks.partitions", "benchmarks.herd"),
     "server": (
         "benchmarks.server.lifecycle", "benchmarks.server.latency", "benchmarks.server.connections",
-        "benchmarks.server.idle", "benchmarks.server.memory", "benchmarks.server.next_to_peers",
+        "benchmarks.server.idle", "benchmarks.server.dashboard", "benchmarks.server.memory",
+        "benchmarks.server.next_to_peers",
     ),
     "sdk": (
         "benchmarks.sdk.importing", "benchmarks.sdk.batches", "benchmarks.sdk.singles", "benchmarks.sdk.trickle",

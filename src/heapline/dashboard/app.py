@@ -85,7 +85,7 @@ class Dashboard:
         self.sessions, self._memory = server.sessions, Memory()
         self._files = read_files()
         self._missing = [name for name in third_party_files() if name not in self._files]
-        self.views = Views(self._render_parts)
+        self.views = Views(self._render_parts, lambda: self._memory.shared_seconds)
         self._streams = Counter("open pages", STREAMS_MAX)
         self._environment = make_environment(
             url=self.url,
@@ -392,6 +392,7 @@ class Dashboard:
             return self._html(
                 "dialog.html", {"dialog": dialog, "address": address, "csrf": session.csrf_token, "error": text}
             )
+        self._memory.forget_stats()
         self.views.poke()
         variables = {"done": done, "request_id": caller.correlation_id, "may_administer": caller.may_admin(None)}
         response = self._html("done.html", variables)

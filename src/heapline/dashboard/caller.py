@@ -6,6 +6,7 @@ treat a call over HTTP. The commands of one page share a correlation id.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ from typing import Any, TypeVar
 
 from heapline.contract.call import Command, Page, Right
 from heapline.contract.errors import ConfirmationNeeded
-from heapline.server.auth.principals import Principal
+from heapline.contract.message import TopicStats
+from heapline.server.auth.principals import Principal, Scope
 from heapline.server.dispatcher import Dispatcher
 from heapline.server.gate import Request, correlation_id
 
@@ -23,14 +25,32 @@ R = TypeVar("R")
 
 
 @dataclass
+class SharedStats:
+    """Statistics of all topics that callers with the same rights may see, as they were read last."""
+
+    found: tuple[list[TopicStats], bool] | None = None
+    read_at: float = 0.0
+    took: float = 0.0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass
 class Memory:
     """Data that the pages of one server keep between two renderings.
 
-    A page uses an entry only after a command of its caller has shown the same topic or message, so rights hold.
+    A page uses an entry only after a command of its caller has shown the same topic or message, or if a caller with
+    the same scopes has read it, so rights hold.
     """
+
+    stats: dict[tuple[Scope, ...], SharedStats] = field(default_factory=dict)  # see topic_rows.py
+    shared_seconds: float = 0.0  # of the processor, that reading them took in all
 
     totals: dict[str, deque[tuple[float, int, int]]] = field(default_factory=dict)  # see topic_rows.py
     lives: OrderedDict[tuple[str, str, str | None], Any] = field(default_factory=OrderedDict)  # see message_life.py
+
+    def forget_stats(self) -> None:
+        """Read statistics again: something was changed."""
+        self.stats.clear()
 
 
 class Caller:

@@ -1,7 +1,8 @@
 """Changes of open pages, as server-sent events.
 
 A *view* is one place as one set of rights sees it. While someone watches a view, it is read and rendered at most twice
-per second, and more rarely if that takes long: one view may use about a thirtieth of a core, and all together a tenth.
+per second, and more rarely if that takes long: all together may use about a twentieth of a core. Statistics that views
+share are read apart from that (topic_rows.py), for another fiftieth at most.
 Each rendering is compared with the one before, part by part, and all who watch receive the same bytes. A watcher that
 does not keep up receives what has changed since its last event, so nothing queues up for it.
 
@@ -28,8 +29,7 @@ from heapline.server.auth.principals import Principal
 from heapline.wire import error_codes
 
 PERIOD = 0.5  # seconds between two renderings of a view, at least
-SHARE = 30.0  # and this many times as long as one takes the processor
-SHARE_EACH = 10.0  # or this many times for each view that is open, if that is longer
+SHARE = 20.0  # and this many times as long as one takes the processor, for each view that is open
 PERIOD_MAX = 15.0
 SIGNED_OUT = b"event: signed-out\ndata: {}\n\n"
 CHECK = 1.0  # seconds without an event after which a stream checks whether it must end
@@ -51,11 +51,13 @@ class View:
         self._latest = b""  # from the version before to the current one
         self.poked = asyncio.Event()
 
-    async def run(self, open_views: Callable[[], int] = lambda: 1) -> None:
+    async def run(self, open_views: Callable[[], int] = lambda: 1, shared: Callable[[], float] = lambda: 0.0) -> None:
         while self.watchers:
-            began = time.thread_time()
+            began = time.thread_time() - shared()
             await self._refresh()
-            took = time.thread_time() - began  # with what else the event loop did: a busy server refreshes more rarely
+            took = (
+                time.thread_time() - shared() - began
+            )  # with what else the event loop did: a busy server refreshes more rarely
             self.poked.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.poked.wait(), pause(took, open_views()))
@@ -122,7 +124,7 @@ class View:
 
 def pause(took: float, open_views: int) -> float:
     """Return the seconds until the next rendering of a view, which took so long, with so many views open."""
-    return min(PERIOD_MAX, max(PERIOD, took * max(SHARE, SHARE_EACH * open_views)))
+    return min(PERIOD_MAX, max(PERIOD, took * SHARE * open_views))
 
 
 class Watcher:
@@ -157,8 +159,8 @@ class Watcher:
 class Views:
     """The views that are open now."""
 
-    def __init__(self, render: Render) -> None:
-        self._render = render
+    def __init__(self, render: Render, shared: Callable[[], float] = lambda: 0.0) -> None:
+        self._render, self._shared = render, shared
         self._views: dict[tuple[Any, ...], View] = {}
         self._tasks = OwnedTasks()
 
@@ -188,7 +190,7 @@ class Views:
     async def _run(self, key: tuple[Any, ...], view: View) -> None:
         await asyncio.sleep(0)  # the first watcher is not added yet
         try:
-            await view.run(self._views.__len__)
+            await view.run(self._views.__len__, self._shared)
         finally:
             if self._views.get(key) is view:
                 del self._views[key]

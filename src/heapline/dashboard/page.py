@@ -42,8 +42,8 @@ class Place:
         return found if found in choices else choices[0]
 
     def link(self, **changes: str | None) -> str:
-        """Return the place with another query, below /ui. Without a cursor, because that belongs to this query."""
-        query = {name: value for name, value in self.query.items() if name != "cursor"}
+        """Return the place with another query, below /ui: its first page, because others belong to this query."""
+        query = {name: value for name, value in self.query.items() if name not in ("cursor", "from")}
         changed = {name: value for name, value in (query | changes).items() if value}
         return path_to(self.path, **changed)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 
 import numpy as np
 
@@ -42,6 +42,8 @@ _DURABILITY = {
     "os": "answers may be lost in a power failure, back to when the operating system last wrote",
 }
 
+USAGES = 100  # topics whose journals are measured together
+Usage = tuple[int, int]  # bytes and segments of a journal
 PURGE_ROWS = 20_000  # of a turn that removes a part of the waiting messages
 
 
@@ -73,23 +75,53 @@ async def get_topic(broker: TopicKeeper, command: topics.GetTopic, context: Cont
 @handles(topics.Stats)
 async def stats(broker: TopicKeeper, command: topics.Stats, context: Context) -> TopicStats:
     runner = broker.runner(command.topic)
-    try:
-        usage = await runner.io.run(lambda: (*runner.loaded.journal.usage(), _disk_free(broker.path)))
-    except FileNotFoundError:
+    free, (usage,) = await runner.io.run(lambda: _usages(broker.path, [runner]))
+    return await _stats_of(runner, usage, free)
+
+
+async def _stats_of(runner: TopicRunner, usage: Usage | FileNotFoundError, free: int | None) -> TopicStats:
+    if isinstance(usage, FileNotFoundError):
         runner.check()  # the topic was deleted meanwhile
-        raise
-    return await runner.call(lambda now: topic_stats(runner, usage, now))
+        raise usage
+    return await runner.call(lambda now: topic_stats(runner, usage, free, now))
+
+
+def _usages(path: str, runners: Sequence[TopicRunner]) -> tuple[int | None, list[Usage | FileNotFoundError]]:
+    """Return the free bytes of the disk, and the bytes and segments of each topic's journal. Blocks on the disk."""
+    space = disk_bytes(path)
+    found: list[Usage | FileNotFoundError] = []
+    for runner in runners:
+        try:
+            found.append(runner.loaded.journal.usage())
+        except FileNotFoundError as error:
+            found.append(error)
+    return None if space is None else space[0], found
 
 
 @handles(topics.ListStats)
 async def list_stats(broker: TopicKeeper, command: topics.ListStats, context: Context) -> Page[TopicStats]:
+    names = [info.name for info in broker.topic_infos()]
+    known: dict[str, tuple[TopicRunner, Usage | FileNotFoundError, int | None]] = {}
+
     async def read(topic: str) -> TopicStats | None:
         # Deleted meanwhile, or not served now: the caller may not even know of this topic.
         with contextlib.suppress(TopicNotFound, TopicReloading, CorruptionError):
-            return await stats(broker, topics.Stats(topic), context)
+            runner = broker.runner(topic)
+            if topic not in known:  # those of many topics at once: a thread costs more than what it reads
+                first = names.index(topic)
+                runners = [runner, *_served(broker, names[first + 1 : first + USAGES])]
+                free, usages = await runner.io.run(lambda: _usages(broker.path, runners))
+                known.update((each.name, (each, usage, free)) for each, usage in zip(runners, usages, strict=True))
+            return await _stats_of(*known[topic])
         return None
 
-    return await read_page([info.name for info in broker.topic_infos()], command.cursor, command.limit, read)
+    return await read_page(names, command.cursor, command.limit, read)
+
+
+def _served(broker: TopicKeeper, names: Sequence[str]) -> Iterator[TopicRunner]:
+    for name in names:
+        with contextlib.suppress(TopicNotFound, TopicReloading, CorruptionError):
+            yield broker.runner(name)
 
 
 @handles(topics.Purge)
@@ -188,12 +220,7 @@ async def stats_series(broker: TopicKeeper, command: inspection.StatsSeries, con
 # -- statistics -------------------------------------------------------------------------------------------------------
 
 
-def _disk_free(path: str) -> int | None:
-    space = disk_bytes(path)
-    return None if space is None else space[0]
-
-
-def topic_stats(runner: TopicRunner, usage: tuple[int, int, int | None], now: Now) -> TopicStats:
+def topic_stats(runner: TopicRunner, usage: Usage, free: int | None, now: Now) -> TopicStats:
     topic, counters, heads = runner.loaded.topic, runner.counters, runner.loaded.delivery.heads
     manifest, blobs = runner.loaded.journal.snapshots.newest_bytes()
     heads.refresh(now.steady)
@@ -244,7 +271,7 @@ def topic_stats(runner: TopicRunner, usage: tuple[int, int, int | None], now: No
             corrupt_records_total=counters.corrupt,
             snapshot_bytes=manifest + sum(blob.length for blob in blobs),
             snapshot_age=max(0, now.steady - runner.upkeep.snapshot_at) / 1000,
-            disk_free_bytes=usage[2],
+            disk_free_bytes=free,
         ),
         oldest_ready_age=max((p.oldest_ready_age for p in partitions if p.oldest_ready_age is not None), default=None),
         depth_by_priority=_depths(topic, now),
