@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,9 @@ def test_markup_of_users_is_shown_and_never_run(own_server: Callable[..., Any], 
     server = own_server()
     with server.client() as hl:
         hl.create_topic("evil", max_retries_default=0, backoff=Backoff(base=0.0), fairness="keys")
-        evil = Outgoing(EVIL.encode(), key=EVIL[:200], fairness_key=EVIL[:200], headers={EVIL: EVIL, "task": EVIL})
+        evil = Outgoing(
+            EVIL.encode(), key=EVIL[:200], fairness_key=EVIL[:200], headers={EVIL: EVIL, "heapline-task": EVIL[:150]}
+        )
         hl.enqueue_batch("evil", [evil] * 4)
         (message,) = hl.pop("evil", 1)
         message.nack(reason=f"Traceback (most recent call last):\n  File x\n{EVIL}")
@@ -40,6 +43,10 @@ def test_markup_of_users_is_shown_and_never_run(own_server: Callable[..., Any], 
     key = {"name": EVIL[:100], "scopes": ["*:consume"]}
     httpx.post(f"{base}/v1/keys", json=key, headers=headers, trust_env=False)
     httpx.post(f"{base}/v1/auth/login", json={"email": EVIL, "password": EVIL}, trust_env=False)
+    member = contextlib.ExitStack()
+    reader = member.enter_context(server.client())
+    rows = member.enter_context(reader.subscribe("evil", group="readers", member=EVIL[:100]))
+    next(iter(rows))
     page = log_in(server)
     page.on("request", lambda request: seen.append(request.url))
     seen: list[str] = []
@@ -49,7 +56,7 @@ def test_markup_of_users_is_shown_and_never_run(own_server: Callable[..., Any], 
         "/": "evil",
         "/topics/evil?tab=next": "img src",
         "/topics/evil": "evil",
-        "/dead?topic=evil": "bold",
+        "/dead?topic=evil": "bold",  # the reason and the task
         "/dead?topic=evil&show=letters": "bold",
         "/messages?topic=evil&q=bold": "bold",
         f"/message?topic=evil&id={dead}": "bold",
@@ -62,12 +69,16 @@ def test_markup_of_users_is_shown_and_never_run(own_server: Callable[..., Any], 
         "/schedules": "evil",
         "/workers": "img src",
         "/topics/evil?tab=leases": "img src",
+        "/topics/evil?tab=groups": "img src",
+        "/topics/evil?tab=schedules": "evil",
+        "/access?tab=users": "no users",
     }.items():
         page.goto(server.url + path)
         expect(page.locator("main")).to_contain_text(shown)
         expect(page.locator("#link, h1").first).to_be_visible()
         page.wait_for_timeout(700)  # a live update brings the same text once more
         assert page.locator("main img, main script, main [hx-on\\:load], main [hx-trigger]").count() == 0, path
+    member.close()
     assert not dialogs
     assert not [url for url in seen if "logout" in url]
 
