@@ -257,13 +257,15 @@ async def _tally(runner: TopicRunner, tally: ReasonTally | ReasonCount, start: i
     """Count the letters that died from `start` to before `end`, in ms, some thousands per turn."""
 
     def count(number: int, place: Place, now: Now) -> Place | None:
-        rows = None
-        for rows in islice(runner.loaded.topic.partitions[number].entries.dead.chunks_after(place), TALLY_CHUNKS):
-            rows = rows.only(slice(rows.ats.searchsorted(end)))
-            if not len(rows.ids):
+        last = None
+        for chunk in islice(runner.loaded.topic.partitions[number].entries.dead.chunks_after(place), TALLY_CHUNKS):
+            rows = chunk.only(slice(chunk.ats.searchsorted(end)))
+            if len(rows.ids):
+                tally.add(rows.reasons.tolist(), rows.ats.tolist(), rows.ids.tolist())
+                last = rows.place(-1)
+            if len(rows.ids) < len(chunk.ids):
                 return None
-            tally.add(rows.reasons.tolist(), rows.ats.tolist(), rows.ids.tolist())
-        return None if rows is None else rows.place(-1)
+        return last  # the first chunk may be empty, if the place is the end of one
 
     for number in range(len(runner.loaded.topic.partitions)):
         place: Place | None = (start, -1)

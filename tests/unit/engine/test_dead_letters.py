@@ -10,7 +10,8 @@ import pytest
 
 import heapline
 from heapline.contract.dead_letters import LETTER_BYTES, ListDeadLetters
-from heapline.core.dead_letters import DeadLetters, Letter, Place
+from heapline.contract.message import DlqFilter
+from heapline.core.dead_letters import CHUNK_ROWS, DeadLetters, Letter, Place
 from heapline.core.record import size_bound
 from heapline.engine import dead_letters
 from tests.unit.engine.rig import Rig, opened
@@ -133,3 +134,16 @@ async def test_letters_survive_a_snapshot_with_their_order_and_reasons() -> None
         assert await rig.hl.dlq_list("jobs", 2000) == before
         positions = np.concatenate([p.entries.dead.rows().positions for p in rig.runner().loaded.topic.partitions])
         assert len(np.unique(positions)) == 1530
+
+
+async def test_count_and_groups_include_letters_beyond_the_part_that_one_turn_counts() -> None:
+    """A turn that ends with a chunk is followed by one whose first chunk has nothing left."""
+    async with opened() as rig:
+        pieces = dead_letters.TALLY_CHUNKS + 2
+        for _ in range(pieces):
+            await bury(rig, CHUNK_ROWS, reason="it failed")
+        dead = pieces * CHUNK_ROWS
+        assert (await rig.hl.dlq_count("jobs")).count == dead
+        assert (await rig.hl.dlq_count("jobs", DlqFilter(reason="failed"))).count == dead
+        found = await rig.hl.dlq_groups("jobs")
+        assert ([group.count for group in found.items], found.count) == ([dead], dead)
