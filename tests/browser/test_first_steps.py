@@ -142,6 +142,35 @@ def test_ten_tabs_share_one_stream_that_does_not_delay_stopping(
     server.stop()  # a stream that did not end would hold it for all of the grace, which is longer than this waits
 
 
+#: A headless browser never hides a tab. With this, the key F9 hides the page and shows it again, as far as scripts see.
+HIDE = """
+let hidden = false;
+Object.defineProperty(Document.prototype, "hidden", {get: () => hidden});
+addEventListener("keydown", (event) => {
+  if (event.key !== "F9") return;
+  hidden = !hidden;
+  document.dispatchEvent(new Event("visibilitychange"));
+});
+"""
+
+
+def test_hidden_tab_closes_its_stream_and_is_current_when_it_is_shown_again(
+    own_server: Callable[..., Any], log_in: Callable[..., Any]
+) -> None:
+    server = own_server()
+    page = log_in(server)
+    page.context.add_init_script(HIDE)
+    page.goto(server.url + "/topics")
+    until(lambda: open_streams(server) == 1.0)
+    page.keyboard.press("F9")
+    until(lambda: open_streams(server) == 0.0)
+    with server.client() as hl:
+        hl.create_topic("meanwhile")
+    page.keyboard.press("F9")
+    expect(page.get_by_role("link", name="meanwhile")).to_be_visible()
+    until(lambda: open_streams(server) == 1.0)
+
+
 def open_streams(server: Any) -> float:
     metrics = httpx.get(server.url.removesuffix("/ui") + "/metrics", trust_env=False).text
     found = re.search(r'calls_open\{call="Live",interface="dashboard"\} (\S+)', metrics)

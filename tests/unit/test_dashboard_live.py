@@ -142,8 +142,8 @@ async def test_stream_ends_with_the_words_of_its_session() -> None:
 
 def test_views_together_take_a_bounded_share_of_the_processor() -> None:
     assert pause(0.001, 1) == PERIOD
-    assert pause(0.1, 1) == pytest.approx(2.0)
-    assert pause(0.01, 50) == pytest.approx(10.0)
+    assert pause(0.1, 1) == pytest.approx(2.5)
+    assert pause(0.01, 40) == pytest.approx(10.0)
     assert pause(5.0, 100) == PERIOD_MAX
 
 

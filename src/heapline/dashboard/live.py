@@ -1,10 +1,10 @@
 """Changes of open pages, as server-sent events.
 
 A *view* is one place as one set of rights sees it. While someone watches a view, it is read and rendered at most twice
-per second, and more rarely if that takes long: all together may use about a twentieth of a core. Statistics that views
-share are read apart from that (topic_rows.py), for another fiftieth at most.
-Each rendering is compared with the one before, part by part, and all who watch receive the same bytes. A watcher that
-does not keep up receives what has changed since its last event, so nothing queues up for it.
+per second, and more rarely if that takes long: all together may use about a twenty-fifth of a core. Statistics that
+views share are read apart from that (topic_rows.py), for another eightieth at most. Each rendering is compared with the
+one before, part by part, and all who watch receive the same bytes. A watcher that does not keep up receives what has
+changed since its last event, so nothing queues up for it.
 
 One stream may carry several views: the tabs of a browser share one.
 """
@@ -29,7 +29,7 @@ from heapline.server.auth.principals import Principal
 from heapline.wire import error_codes
 
 PERIOD = 0.5  # seconds between two renderings of a view, at least
-SHARE = 20.0  # and this many times as long as one takes the processor, for each view that is open
+SHARE = 25.0  # and this many times as long as one takes the processor, for each view that is open
 PERIOD_MAX = 15.0
 SIGNED_OUT = b"event: signed-out\ndata: {}\n\n"
 CHECK = 1.0  # seconds without an event after which a stream checks whether it must end

@@ -13,7 +13,7 @@ from heapline.dashboard.caller import Caller, SharedStats
 
 ROWS_MAX = 50  # of a page
 FORGET = 60.0  # seconds after which a reading is not kept
-READ_SHARE = 50.0  # so that reading a thousand topics takes a fiftieth of a core, however many pages are open
+READ_SHARE = 80.0  # so that reading a thousand topics takes an eightieth of a core, however many pages are open
 
 
 async def read_stats(caller: Caller) -> tuple[list[TopicStats], bool]:
