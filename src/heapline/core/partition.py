@@ -311,7 +311,7 @@ class Partition:
             again=b"\x01" if id in self.entries.shown else None,
         )
 
-    def decide_purge(self, now: Now, before: int | None, limit: int) -> ev.Purged | ev.Cancelled | None:
+    def decide_purge(self, now: Now, before: int | None = None, limit: int = 0) -> ev.Purged | ev.Cancelled | None:
         """Remove all waiting messages, or up to `limit` of those that were enqueued before this Unix time in ms.
 
         A part is removed as if each message was cancelled: a purge names no messages, which readers of the log rely on.
