@@ -8,6 +8,7 @@ tests that use them, except the one that tests of several packages share.
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from heapline import accelerator
+
+#: Read when gRPC is imported. Its handlers run in a forked child too, and crashed one before it became Postgres.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 settings.register_profile(
     "check",

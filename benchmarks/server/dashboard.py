@@ -1,4 +1,4 @@
-"""What open pages of the dashboard cost: a thousand topics, a hundred browsers, and a small load that changes pages.
+"""Cost of open pages of the dashboard: a thousand topics, a hundred browsers, and a small load that changes pages.
 
 The browsers belong to three people with the same rights. Half of them show the overview, the others the list of topics
 and ten busy topics. The same load without browsers is the baseline, and the figure is the difference. Each browser must

@@ -73,10 +73,12 @@ CALLS = {
     "group_dead_list": ["topic", "group", "limit"],
     "group_dead_replay": ["topic", "group", "offsets"],
     "group_dead_delete": ["topic", "group", "offsets"],
-    "replay": ["topic", "start", "end", "partitions", "mode", "where", "rate", "checkpoint", "batches"],
+    "replay": [
+        "topic", "start", "end", "partitions", "mode", "where", "rate", "checkpoint", "batches", "allow_gaps",
+    ],
     "start_replay": [
         "name", "topic", "into", "start", "end", "partitions", "mode", "where", "rate", "priority", "delay",
-        "deliver_at", "keep_due",
+        "deliver_at", "keep_due", "allow_gaps",
     ],
     "get_replay": ["name"],
     "list_replays": [],
@@ -87,6 +89,18 @@ CALLS = {
     "pause_schedule": ["name"],
     "resume_schedule": ["name"],
     "delete_schedule": ["name"],
+    "dlq_groups": ["topic", "limit"],
+    "dlq_count": ["topic", "where"],
+    "due_times": ["topic"],
+    "explain": ["topic", "limit", "message_id"],
+    "list_leases": ["topic", "limit", "holder"],
+    "end_leases": ["topic", "ids", "granted_until", "reason"],
+    "list_workers": [],
+    "stats_series": ["topic", "since"],
+    "message_history": ["topic", "message_id", "limit", "cursor"],
+    "search_messages": ["topic", "text", "key", "header", "state", "limit", "cursor"],
+    "split_messages": ["topic", "dead", "rows", "parts"],
+    "scan_messages": ["topic", "dead", "first_id", "end_id", "payloads", "limit", "max_bytes"],
 }  # fmt: skip
 
 

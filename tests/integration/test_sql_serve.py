@@ -14,7 +14,7 @@ import pytest
 
 from heapline import Outgoing
 from heapline.client.transports.http import HttpBroker
-from heapline.contract.errors import Unsupported
+from heapline.contract.errors import BadRequest, Unsupported
 from tests.integration.raw_grpc import GrpcBroker
 from tests.integration.server_process import Process
 from tests.integration.sql_processes import admin_key, connect, http, sql_node, until
@@ -54,7 +54,9 @@ async def test_queue_in_postgres_is_served_over_every_interface(tmp_path: Path) 
                 await messages[1].bury("broken")
             assert (await sdk.stats("jobs")).dead == 3
             assert (await sdk.describe()).broker == "sql"
-            with pytest.raises(Unsupported, match="ReadLog"):
+            with pytest.raises(Unsupported, match="ListGroups"):
+                await sdk.list_groups("jobs")
+            with pytest.raises(BadRequest, match="retention"):
                 await anext(sdk.read_log("jobs"))
 
 

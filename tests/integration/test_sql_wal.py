@@ -248,7 +248,7 @@ async def test_copy_beside_its_original_loses_no_message_silently(tmp_path: Path
 async def test_node_serves_what_is_in_the_database_if_its_log_was_copied(
     tmp_path: Path, admin: Any, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it had acknowledged by then stays in its directory, and neither pops nor its end wait for that."""
+    """Acknowledged messages stay in its directory, and neither pops nor its end wait for them."""
     async with node(tmp_path, drain_seconds=None) as hl:
         await hl.create_topic(topic, k=10)
         async with no_flush(hl, admin):

@@ -1,4 +1,4 @@
-"""What the overview says of the server's health: disk, journal and lag, and when they are an alarm."""
+"""The health of the server on the overview: disk, journal and lag, and when each is an alarm."""
 
 from __future__ import annotations
 

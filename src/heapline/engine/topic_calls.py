@@ -270,7 +270,7 @@ def topic_stats(runner: TopicRunner, usage: Usage, free: int | None, now: Now) -
             reloads_total=counters.reloads,
             corrupt_records_total=counters.corrupt,
             snapshot_bytes=manifest + sum(blob.length for blob in blobs),
-            snapshot_age=max(0, now.steady - runner.upkeep.snapshot_at) / 1000,
+            snapshot_age=max(0, now.steady - runner.maintenance.snapshot_at) / 1000,
             disk_free_bytes=free,
         ),
         oldest_ready_age=max((p.oldest_ready_age for p in partitions if p.oldest_ready_age is not None), default=None),
