@@ -75,7 +75,7 @@ async def get_topic(broker: TopicKeeper, command: topics.GetTopic, context: Cont
 @handles(topics.Stats)
 async def stats(broker: TopicKeeper, command: topics.Stats, context: Context) -> TopicStats:
     runner = broker.runner(command.topic)
-    free, (usage,) = await runner.io.run(lambda: _usages(broker.path, [runner]))
+    free, (usage,) = await runner.io.run(_usages, broker.path, [runner])
     return await _stats_of(runner, usage, free)
 
 
@@ -110,7 +110,7 @@ async def list_stats(broker: TopicKeeper, command: topics.ListStats, context: Co
             if topic not in known:  # those of many topics at once: a thread costs more than what it reads
                 first = names.index(topic)
                 runners = [runner, *_served(broker, names[first + 1 : first + USAGES])]
-                free, usages = await runner.io.run(lambda: _usages(broker.path, runners))
+                free, usages = await runner.io.run(_usages, broker.path, runners)
                 known.update((each.name, (each, usage, free)) for each, usage in zip(runners, usages, strict=True))
             return await _stats_of(*known[topic])
         return None

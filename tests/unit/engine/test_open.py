@@ -206,7 +206,7 @@ async def test_damaged_topic_is_refused_by_name_while_the_others_serve() -> None
 async def test_statistics_omit_a_topic_that_is_deleted_meanwhile() -> None:
     async with opened() as rig:
         await rig.topic("other")
-        rig.io.hold = {"usage"}
+        rig.io.hold = {"_usages"}
         calls = [asyncio.ensure_future(call) for call in (rig.hl.list_stats(), rig.hl.stats("jobs"))]
         await settle()
         await rig.hl.delete_topic("jobs")
