@@ -32,7 +32,7 @@ from heapline.journal.disk import Disk, File
 from heapline.journal.log_bounds import Watermark, log_start_path, read_watermark, watermark_path
 from heapline.journal.reclaim import end_lease, hold_segments
 from heapline.journal.recovery import list_segments, read_header
-from heapline.journal.segment import FIRST_UNIT_AT, NO_CHAIN, SegmentWalk, index_path, segment_path, set_followed
+from heapline.journal.segment import FIRST_UNIT_AT, NO_CHAIN, SegmentWalk, index_path, segment_path
 from heapline.journal.small_files import checkpoints_of
 from heapline.journal.snapshot import SnapshotStore
 
@@ -157,20 +157,23 @@ class _Copy:
         end = mark.byte_end if number == mark.segment else None
         try:
             self._copy(segment_path(self._source, number), segment_path(self._target, number), end)
+            if end is not None:
+                self._end_copy_at(number)
         except FileNotFoundError:
             raise _Moved from None
-        index = index_path(self._source, number)
-        if end is not None:
-            self._end_copy_at(number)
-        else:
+        if end is None:
+            index = index_path(self._source, number)
             with contextlib.suppress(FileNotFoundError):  # it can be rebuilt
                 self._copy(index, index_path(self._target, number))
 
     def _end_copy_at(self, number: int) -> None:
-        """Make this segment the last one of the copy: in the source, the next one may be about to begin."""
+        """Make this segment the last one of the copy: in the source, the next one may be about to begin.
+
+        The copied header may be a part of one that was being rewritten, so the source's is read again.
+        """
+        header = read_header(self._disk, self._source, number)
         copy = self._disk.open(segment_path(self._target, number), write=True)
-        set_followed(copy, False)
-        self._finish(copy, [])
+        self._finish(copy, [] if header is None else [replace(header, is_followed=False).pack()])
 
     def _copy(self, source: str, target: str, end: int | None = None) -> None:
         """Copy a file, or its beginning followed by zeros up to its size."""

@@ -14,6 +14,7 @@ never reached the disk.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import Iterator
@@ -38,6 +39,8 @@ from heapline.journal.segment import (
 )
 from heapline.journal.tail import Tail, is_torn
 from heapline.journal.unit import FLAG_RELAXED, Unit, crc_seed
+
+HEADER_READS = 8  # attempts
 
 
 class Torn(msgspec.Struct, frozen=True):
@@ -69,16 +72,23 @@ def list_segments(disk: Disk, directory: str) -> list[int]:
 
 
 def read_header(disk: Disk, directory: str, number: int) -> SegmentHeader | None:
-    """Return a segment's header, or None if it is all zeros."""
+    """Return a segment's header, or None if it is all zeros. Retries briefly, in case it is being rewritten."""
     path = segment_path(directory, number)
     file = disk.open(path)
     try:
-        header = parse_segment_header(file.pread(SECTOR, 0), path)
+        header = _parse_header(file, path)
     finally:
         file.close()
     if header is not None and header.number != number:
         raise JournalCorrupt(path, 0, f"the file holds segment {header.number}")
     return header
+
+
+def _parse_header(file: File, path: str) -> SegmentHeader | None:
+    for _ in range(HEADER_READS - 1):
+        with contextlib.suppress(JournalCorrupt):  # a read beside a write may see a part of it
+            return parse_segment_header(file.pread(SECTOR, 0), path)
+    return parse_segment_header(file.pread(SECTOR, 0), path)
 
 
 class Scan:

@@ -116,6 +116,21 @@ def test_copy_of_a_constantly_changing_topic_fails_and_holds_nothing(folder: str
     assert held(folder) == []
 
 
+def test_copy_of_a_segment_whose_header_is_being_rewritten_is_whole(folder: str) -> None:
+    """The copy reads it while the writer announces the next segment."""
+    source, torn = Path(folder, "0000000002.seg"), [False]
+    whole = source.read_bytes()
+
+    def meddle(path: str) -> None:
+        if path == str(source) and Path(folder + "-copy", "0000000001.seg").exists():  # this one is copied next
+            source.write_bytes(whole if torn[0] else whole[:9] + bytes([whole[9] ^ 1]) + whole[10:])
+            torn[0] = True
+
+    target, snapshot, unit = copy(folder, meddle)
+    assert torn == [True]
+    assert list(scan(RealDisk(), target, known_durable=snapshot))[-1].number == unit
+
+
 @pytest.mark.parametrize("behind", [0, 1, 4])
 def test_copy_after_a_power_cut_includes_units_after_an_old_watermark(folder: str, behind: int) -> None:
     disk = RealDisk()

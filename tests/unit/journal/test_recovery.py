@@ -13,7 +13,7 @@ from heapline.contract.errors import CorruptionError, JournalCorrupt, UnknownFor
 from heapline.journal.disk import SECTOR
 from heapline.journal.journal import Journal
 from heapline.journal.log_bounds import Watermark
-from heapline.journal.recovery import Scan, scan
+from heapline.journal.recovery import Scan, read_header, scan
 from heapline.journal.segment import SegmentHeader, parse_segment_header
 from heapline.journal.unit import Unit, crc_seed
 from heapline.journal.writer import SyncPolicy
@@ -226,6 +226,23 @@ def test_next_segment_is_announced_after_a_kill_between_preparing_and_announcing
     disk.unlink(f"{PATH}/0000000002.seg")
     disk.unlink(MARK)
     assert recovered(disk) == f"{PATH}/0000000002.seg"
+
+
+def test_header_that_is_being_rewritten_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader in another thread or process may see the new flag with the old checksum."""
+    disk, _ = three_units()
+    data = disk.files[SEGMENT].data
+    whole, reads = bytes(data[:SECTOR]), [0]
+    data[9] ^= 1
+
+    def finish_write(operation: str, path: str) -> None:
+        reads[0] += operation == "pread"
+        if reads[0] == 2:
+            data[:SECTOR] = whole
+
+    monkeypatch.setattr(disk, "step", finish_write)
+    assert read_header(disk, PATH, 1) == parse_segment_header(whole, SEGMENT)
+    assert reads == [2]
 
 
 def test_watermark_with_one_flipped_bit_still_proves_the_journals_end() -> None:
