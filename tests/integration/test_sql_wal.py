@@ -336,6 +336,25 @@ async def test_topic_is_served_while_its_log_cannot_be_written(topic: str) -> No
         await hl.close()
 
 
+async def test_call_waits_for_acknowledged_messages_before_one_whose_write_failed(admin: Any, topic: str) -> None:
+    disk = FakeDisk()
+    hl = await open_node(disk, wal="/wal", poll_interval=0.05)
+    try:
+        await hl.create_topic(topic, k=10)
+        buffer_of(hl).flusher._reopen_at = FOREVER  # the disk stays broken
+        async with no_flush(hl, admin):
+            sent = await hl.enqueue(topic, b"acknowledged")
+            disk.inject("fdatasync", errno.EIO)
+            with pytest.raises(heapline.UnavailableError, match="outcome is unknown"):
+                await hl.enqueue(topic, b"unknown")
+            found = asyncio.create_task(hl.get(topic, sent.id))
+            await asyncio.sleep(0.2)
+        async with asyncio.timeout(20):
+            assert (await found).payload == b"acknowledged"
+    finally:
+        await hl.close()
+
+
 async def test_enqueue_fails_when_its_shard_is_down_longer_than_settings_are_cached(
     tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

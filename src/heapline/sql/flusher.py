@@ -122,14 +122,18 @@ class Flusher:
 
     async def flush(self, topic: str) -> None:
         """Wait until everything that this node has acknowledged for a topic is in the database."""
-        unit = max(self._last_unit.get(topic, 0), self._replay_end)
-        if self.mark < unit <= self._wal.appended:
+        unit = self._present(max(self._last_unit.get(topic, 0), self._replay_end))
+        if unit > self.mark:
             await self._until(unit)
 
     async def flush_all(self) -> None:
         """Wait until everything that this node has acknowledged is in the database."""
         if self._wal.appended > self.mark:
             await self._until(self._wal.appended)
+
+    def _present(self, unit: int) -> int:
+        """Return the unit, or the last one before it in the log if its write failed. Those before it are waited for."""
+        return min(unit, self._wal.appended)
 
     async def _until(self, unit: int) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -144,7 +148,7 @@ class Flusher:
                 continue
             if error is not None:
                 future.set_exception(error)
-            elif unit <= self.mark or unit > self._wal.appended:  # the latter were never written
+            elif self._present(unit) <= self.mark:
                 future.set_result(None)
             else:
                 left.append((unit, future))
