@@ -171,6 +171,26 @@ async def test_sweep_completes_a_batch_however_many_newer_ones_are_undecided() -
         assert [m.payload for m in await hl.pop("jobs")] == [b"x"]
 
 
+@pytest.mark.parametrize("ends", ["sweep", "forget_sink"])
+async def test_decided_batch_is_completed_however_many_older_ones_are_undecided(ends: str) -> None:
+    """Both end with decisions being forgotten: old ones, or those of the sink."""
+    schema = fresh_schema()
+    async with heapline.sql.open([shared_url()], schema=schema) as hl:
+        await hl.create_topic("jobs")
+        await hl.prepare_batch("z", "1", {"jobs": [Outgoing(b"x")]})
+        admin = await asyncpg.connect(shared_url(), server_settings={"search_path": schema})
+        # As if the process had ended right after the decision, which is older than decisions are kept for a sweep.
+        at = "clock_ms()" if ends == "forget_sink" else "0"
+        await admin.execute(f"INSERT INTO decisions VALUES ('z', '{{1}}', 1, '{{jobs}}', 'sink', 1, {at})")
+        await admin.execute(
+            "INSERT INTO prepared SELECT 'a' || n, part, topic, name, topics, digest, at - 1, 0, NULL, NULL, NULL, "
+            "results, content FROM prepared, generate_series(1, 2500) AS n WHERE batch = 'z'"
+        )
+        await admin.close()
+        await (hl._sweeper.sweep() if ends == "sweep" else hl.forget_sink("sink"))
+        assert [m.payload for m in await hl.pop("jobs")] == [b"x"]
+
+
 async def _pop_or_nothing(hl: heapline.Broker, topic: str) -> list[heapline.Message]:
     try:
         return await hl.pop(topic)

@@ -37,6 +37,7 @@ from heapline.sql.statements import statement
 
 log = Log("heapline.sql")
 SWEEP_SECONDS = 5.0
+SWEEP_PAGE = 1000  # batches
 TIMEOUT_MS = round(BrokerConfig().batch_timeout * 1000)
 RETENTION_MS = round(BrokerConfig().decision_retention * 1000)
 
@@ -362,8 +363,7 @@ class Sweeper:
         away: UnavailableError | None = None
         for shard in node.shards:
             try:
-                for row in await _rows(shard, "prepared_batches"):
-                    await self._settle(shard, row["batch"], row["at"])
+                await self._settle_all(shard)
             except UnavailableError as error:
                 away = error
         if away is not None:
@@ -376,13 +376,25 @@ class Sweeper:
                 now = (await shard.read_layout(connection)).now
                 await connection.execute(statement("delete_old_attached"), now - 2 * RETENTION_MS)
 
-    async def _settle(self, shard: Shard, batch: str, at: int) -> None:
+    async def _settle_all(self, shard: Shard) -> None:
+        """Settle all batches that were prepared before this began: a decision without its batch is forgotten later."""
         home = self._node.shards[0]
         async with home.connection() as connection:
-            decided = await connection.fetchrow(statement("select_decision"), batch)
             now = (await home.read_layout(connection)).now
-        if decided is not None:
-            await _attach(self._node, shard, batch, decided["parts"])
-        elif at + TIMEOUT_MS < now:
+        at, batch, is_last = -1, "", False
+        while not is_last:
+            async with shard.connection() as connection:
+                rows = await connection.fetch(statement("prepared_batches"), at, batch, SWEEP_PAGE)
+            async with home.connection() as connection:
+                decided = await connection.fetch(statement("select_decided"), [row["batch"] for row in rows])
+            parts = {row["batch"]: row["parts"] for row in decided}
+            for batch, at in rows:
+                await self._settle(shard, batch, parts.get(batch), is_late=at + TIMEOUT_MS < now)
+            is_last = len(rows) < SWEEP_PAGE or at > now
+
+    async def _settle(self, shard: Shard, batch: str, parts: Sequence[str] | None, *, is_late: bool) -> None:
+        if parts is not None:
+            await _attach(self._node, shard, batch, parts)
+        elif is_late:
             log.warning("undecided batch timed out; its parts are dropped", batch=batch)
             await _abort(self._node, batch)

@@ -90,8 +90,12 @@ DELETE FROM prepared_sequences WHERE topic = $1;
 SELECT batch, part, name, messages, at FROM prepared;
 
 -- name: prepared_batches
--- The oldest first: a decided one among them must be settled before its decision is forgotten.
-SELECT batch, max(at) AS at FROM prepared GROUP BY batch ORDER BY 2 LIMIT 1000;
+-- A page of them, the oldest first, after a time and a batch.
+SELECT batch, max(at) AS at FROM prepared GROUP BY batch HAVING (max(at), batch) > ($1::bigint, $2::text)
+ORDER BY 2, 1 LIMIT $3;
+
+-- name: select_decided
+SELECT batch, parts FROM decisions WHERE batch = ANY($1);
 
 -- name: select_decision
 SELECT parts, messages, topics FROM decisions WHERE batch = $1;
