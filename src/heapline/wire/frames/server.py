@@ -171,7 +171,7 @@ class ServerFrames(Peer):
     def _on_request(self, command: int, request: int, headers: Headers | None, body: Body) -> Request | None:
         opened, size = self._open, len(body)
         if request in opened or not request:
-            raise ProtocolError(f"request {request} is in progress; number each request differently, from 1")
+            raise _in_progress(request)
         may_wait = command in self._waiting_commands
         if self._is_refused(request, may_wait, size):
             return None
@@ -183,6 +183,8 @@ class ServerFrames(Peer):
         return Request(request, command, headers, body)
 
     def _on_packed_request(self, command: int, request: int, headers: Headers | None, body: Body) -> Request | None:
+        if request in self._open or not request:
+            raise _in_progress(request)
         if self._is_refused(request, command in self._waiting_commands, self._reader.unpacked_size(body)):
             return None
         return self._on_request(command, request, headers, self._reader.unpack(body))
@@ -216,7 +218,7 @@ class ServerFrames(Peer):
 
     def _on_abandoned(self, command: int, request: int, headers: Headers | None, body: Body) -> None:
         if request in self._open or not request:
-            raise ProtocolError(f"request {request} is in progress; number each request differently, from 1")
+            raise _in_progress(request)
         self._writer.put(ERROR, 0, request, CANCELLED)
 
     def _on_auth(self, command: int, request: int, headers: Headers | None, body: Body) -> Auth:
@@ -226,3 +228,7 @@ class ServerFrames(Peer):
         self._open[request] = 0
         self._auth = request
         return Auth(request, credential)
+
+
+def _in_progress(request: int) -> ProtocolError:
+    return ProtocolError(f"request {request} is in progress; number each request differently, from 1")

@@ -328,6 +328,16 @@ def test_requests_over_a_window_are_refused_packed() -> None:
     assert all(b"bytes of calls in progress" in body for body in refused)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_packed_request_cannot_have_the_number_of_a_request_in_progress(number: int) -> None:
+    """Even if a window is full: the refusal would be a second answer to the request in progress."""
+    _, server = connected(Windows(calls=1), compressions=ZLIB)
+    server.receive(frame(Kind.REQUEST, 1, b"x"))
+    with pytest.raises(ProtocolError, match=f"request {number} is in progress"):
+        server.receive(frame(Kind.REQUEST, number, zlib.compress(b"x"), flags=4))
+    assert not any(kind == Kind.ERROR for kind, *_ in frames_in(drain(server)))
+
+
 def test_answers_to_no_request_are_not_decompressed_after_the_first() -> None:
     packer, packed = CountingZlib(), zlib.compress(bytes(MIB))
     client, _ = connected(compressions={"zlib": packer})
