@@ -216,6 +216,27 @@ async def test_messages_go_to_the_topic_of_their_name(config: dict[str, Any], ad
         assert await take_all(hl, topic + "-other") == []
 
 
+async def test_delayed_message_whose_id_is_taken_gets_another_in_a_topic_that_was_created_again(
+    config: dict[str, Any], admin: Any, topic: str
+) -> None:
+    async with node(config) as hl:
+        await hl.create_topic(topic, k=10)
+        async with no_flush(hl, admin):
+            sent = await hl.enqueue(topic, b"in the buffer", delay=3600)
+            await admin.execute("UPDATE topics SET name = $1 WHERE name = $2", topic + "-other", topic)
+            await hl.create_topic(topic, k=10)
+            due = await admin.fetchval("SELECT clock_ms() + 3600000")
+            await admin.execute(
+                "INSERT INTO delayed (slot, topic, id, key, due, priority, attempts, payload, wake, at) "
+                "SELECT 0, id, $1, 0, $2, 0, 0, 'in the database', $2, $2 FROM topics WHERE name = $3",
+                sent.id, due, topic,
+            )  # fmt: skip
+        await hl.stats(topic)  # waits for the flush
+        rows = await admin.fetch("SELECT id, payload FROM items WHERE topic = $1", topic)
+        assert sorted(bytes(row["payload"]) for row in rows) == [b"in the buffer", b"in the database"]
+        assert len({row["id"] for row in rows}) == 2
+
+
 async def test_message_whose_id_is_taken_gets_another(config: dict[str, Any], admin: Any, topic: str) -> None:
     async with node(config) as hl:
         await hl.create_topic(topic, k=10)

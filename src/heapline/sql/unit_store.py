@@ -7,7 +7,7 @@ have been meant for it. The caller knows which units have not been stored before
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ class UnitStore:
         delayed: dict[int, list[tuple[Any, ...]]] = {}  # by topic
         deadlines: list[int] = []
         slot = layout.open("ready")
-        for batch, ids in zip(batches, await self._free_ids(connection, layout, batches), strict=True):
+        for batch, ids in zip(batches, await self._free_ids(connection, layout, batches, topics), strict=True):
             topic = topics.get(_name_of(batch))
             if topic is None:
                 log.info("topic was deleted; its messages are dropped", topic=batch.name, count=len(batch.rows))
@@ -80,7 +80,7 @@ class UnitStore:
             self._timekeeper.expect(stored.deadline)
 
     async def _free_ids(
-        self, connection: asyncpg.Connection, layout: Layout, batches: Sequence[Batch]
+        self, connection: asyncpg.Connection, layout: Layout, batches: Sequence[Batch], topics: Mapping[Name, Topic]
     ) -> list[list[int]]:
         """Return the ids under which the messages of each batch are stored: another one if theirs is taken.
 
@@ -89,9 +89,10 @@ class UnitStore:
         ids = [[row[0] for row in batch.rows] for batch in batches]
         flat = list(chain.from_iterable(ids))
         taken = await taken_ids(connection, layout, flat)
-        late = {batch.topic for batch in batches if any(row[2] > layout.now for row in batch.rows)}
+        late = {_name_of(batch) for batch in batches if any(row[2] > layout.now for row in batch.rows)}
         if late:
-            taken |= {row["id"] for row in await connection.fetch(statement("taken_delayed"), list(late), flat)}
+            where = [topic.id for name, topic in topics.items() if name in late]
+            taken |= {row["id"] for row in await connection.fetch(statement("taken_delayed"), where, flat)}
         if not taken and len(set(flat)) == len(flat):
             return ids
         log.error("message id conflict; giving other ids", shard=self._shard.index, ids=_repeated(flat, taken))
