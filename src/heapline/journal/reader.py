@@ -275,13 +275,12 @@ class LogReader:
             known = self._first_times[segment] = first.time
         return known
 
-    def first_wall(self) -> int | None:
-        """Return the wall time of the first unit that is left of the log, or None if the log is empty."""
-        return self._unless_reclaimed(self._first_wall)
+    def first_unit(self) -> Unit | None:
+        """Return the first unit that is left of the log, or None if the log is empty."""
+        return self._unless_reclaimed(self._first_unit)
 
-    def _first_wall(self) -> int | None:
-        units = self.units_of_segment(self.segments()[0], FIRST_UNIT_AT, seek.CHUNK_BYTES)
-        return next((unit.wall for unit in units), None)
+    def _first_unit(self) -> Unit | None:
+        return next(iter(self.units_of_segment(self.segments()[0], FIRST_UNIT_AT, seek.CHUNK_BYTES)), None)
 
     def wall_max(self, segment: int, mark: Watermark) -> int:
         """Return the highest wall time of a segment's units, usually from the first bytes of its stored index."""

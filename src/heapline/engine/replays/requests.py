@@ -21,6 +21,7 @@ from heapline.contract.replays import Replay, StartReplay
 from heapline.contract.stream import ReplayFilter
 from heapline.engine.runner import TopicRunner
 from heapline.journal.reader import LogReader
+from heapline.journal.unit import Unit
 
 Ranges = dict[int, tuple[int, int]]  # partition -> first offset, and the offset after the last
 
@@ -130,13 +131,13 @@ def _find(
     lasts = {p: ends[p] for p in chosen}
     starts = _offsets(reader, request.start, firsts, lasts)
     stops = lasts if request.end is None else _offsets(reader, request.end, firsts, lasts)
-    log_begin_ms = None if request.start.wall_ms is None else reader.first_wall()
+    begin = None if request.start.wall_ms is None else reader.first_unit()
     gaps: dict[int, int] = {}
     for partition in chosen:
         first = firsts[partition]
         asked = _asked(request.start, partition)
-        is_gap = log_begin_ms is not None and _misses_time(
-            request.start, log_begin_ms, first, first if found[partition] is None else starts[partition]
+        is_gap = begin is not None and _misses_time(
+            request.start, begin, first, first if found[partition] is None else starts[partition]
         )
         if partition in kept:
             asked = starts[partition] = kept[partition]
@@ -145,30 +146,32 @@ def _find(
             asked, starts[partition], is_gap = None, first, False  # the topic has grown since
         if is_gap or (asked is not None and asked < first):
             if not request.allow_gaps:
-                raise BadRequest(_reclaimed(partition, first, asked, partition in kept, log_begin_ms))
+                raise BadRequest(_reclaimed(partition, first, asked, partition in kept, begin))
             gaps[partition] = starts[partition] = first
     # A range that ends before it starts is empty and stays at its start.
     ranges = {p: (min(starts[p], lasts[p]), max(min(starts[p], lasts[p]), min(stops[p], lasts[p]))) for p in chosen}
     return Selection(ranges, gaps)
 
 
-def _misses_time(start: Mark, log_begin_ms: int, first: int, offset: int) -> bool:
+def _misses_time(start: Mark, begin: Unit, first: int, offset: int) -> bool:
     """Return whether rows of a partition that were written at or after the start may have been reclaimed.
 
-    The times of reclaimed units are unknown, but the wall clock of none was beyond that of the log's first unit, unless
-    the clock was set back. A log start that was raised (log_bounds.py) can be inside the first segment.
+    The wall times of reclaimed units are unknown. None is beyond the later of the two times of `begin`, the log's first
+    unit: steady time includes what the wall clock was set back by. Only rows that were written while it was ahead of
+    steady time, and corrected later, are not recognized. A log start that was raised (log_bounds.py) can be inside the
+    first segment.
     """
     assert start.wall_ms is not None
-    return first > 0 and (start.wall_ms <= log_begin_ms or offset < first)
+    return first > 0 and (start.wall_ms <= max(begin.wall, begin.time) or offset < first)
 
 
-def _reclaimed(partition: int, first: int, asked: int | None, is_kept: bool, log_begin_ms: int | None) -> str:
+def _reclaimed(partition: int, first: int, asked: int | None, is_kept: bool, begin: Unit | None) -> str:
     if asked is None:
-        assert log_begin_ms is not None
-        begin = from_ms(log_begin_ms).isoformat(timespec="milliseconds")
+        assert begin is not None
+        written = from_ms(begin.wall).isoformat(timespec="milliseconds")
         return (
             f"rows after the requested time were reclaimed: the log of partition {partition} starts at offset {first}, "
-            f"written after {begin} (allow_gaps begins there)"
+            f"written after {written} (allow_gaps begins there)"
         )
     begins = f"offset {asked} of partition {partition} was reclaimed: the log starts at {first}"
     if is_kept:

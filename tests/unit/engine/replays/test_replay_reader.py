@@ -184,6 +184,33 @@ async def test_start_by_time_before_the_reclaimed_part_is_rejected_unless_gaps_a
         assert await read(rig.hl, start=from_ms(rig.clock.wall_ms())), "a start by time within the log is accepted"
 
 
+async def test_start_by_time_is_rejected_if_rows_from_before_the_clock_was_set_back_were_reclaimed() -> None:
+    """The log then starts with rows whose wall time is before the requested one."""
+    async with opened() as rig:
+        asked = from_ms(rig.clock.wall_ms() + 1)
+        for set_back in (3600, 0):
+            for _ in range(15):
+                await rig.hl.enqueue("jobs", b"." * 100_000)
+                await rig.hl.ack(await rig.hl.pop("jobs", 1))
+                rig.clock.advance(1)
+            rig.clock.jump_wall(-set_back)
+        for _ in range(3):
+            await rig.hl.enqueue("jobs", b".")
+            await rig.hl.snapshot("jobs")
+        rig.clock.advance(4000)
+        await rig.hl.enqueue("jobs", b".")
+        await rig.runner().maintenance.reclaim()
+        begin = rig.runner().loaded.journal.reader().first_unit()
+        assert begin is not None
+        assert begin.number > 1, "the test would prove nothing"
+        assert from_ms(begin.wall) < asked
+        with pytest.raises(heapline.BadRequest, match="allow_gaps"):
+            await read(rig.hl, start=asked)
+        first, end = (await rig.hl.offsets("jobs"))[0]
+        rows = await read(rig.hl, start=asked, allow_gaps=True)
+        assert first <= rows[0].offset <= rows[-1].offset < end
+
+
 async def test_reclaimed_offsets_and_checkpoints_are_skipped_if_gaps_are_allowed() -> None:
     async with opened() as rig:
         first, _ = await drain_and_reclaim(rig)
