@@ -115,7 +115,7 @@ class ResumeTopic(Command[None]):
 class Purge(Command[Count]):
     """Remove every message that is ready or delayed, and return how many. Leased messages stay.
 
-    With `enqueued_before`, messages that were enqueued later stay too.
+    With `enqueued_before`, messages that were enqueued later stay too. A batch's were enqueued when it was prepared.
     """
 
     topic: Topic
@@ -129,9 +129,10 @@ class WaitingCount(msgspec.Struct, frozen=True):
 
 @call(id=0x0D, rpc="PurgeCount", http="GET /v1/heaps/{topic}:purgeable", needs=Right.CONSUME, feature="purge_count")
 class CountPurge(Command[WaitingCount]):
-    """Count the messages that a purge would remove, before a purge of exactly these.
+    """Count the messages that a purge would remove, before a purge of these.
 
-    Give `as_of` as `enqueued_before` to that call. Messages that are enqueued meanwhile are then left alone.
+    Give `as_of` as `enqueued_before` to that call. Messages that are enqueued meanwhile are then left alone. Older ones
+    that start to wait meanwhile are purged too: of leases that ended, replayed dead letters and committed batches.
     """
 
     topic: Topic

@@ -158,8 +158,8 @@ async def _purge_dialog(caller: Caller, arguments: Arguments) -> Dialog:
     if "purge_count" in await features_of(caller):
         found = await caller.do(CountPurge(topic))
         as_of, number = found.as_of.isoformat(), found.count
-        text = f"Removes what is ready or delayed as of {as_of[11:19]} UTC. Messages that arrive later stay, as do "
-        text += "leased messages and dead letters."
+        text = f"Removes what was enqueued before {as_of[11:19]} UTC and is ready or delayed when you confirm. "
+        text += "Messages that are enqueued later stay, as does what is leased or dead then."
         pin = [Input(name="as_of", label="", kind="hidden", value=as_of)]
     else:
         stats = await caller.do(Stats(topic))
