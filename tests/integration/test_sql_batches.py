@@ -191,6 +191,27 @@ async def test_decided_batch_is_completed_however_many_older_ones_are_undecided(
         assert [m.payload for m in await hl.pop("jobs")] == [b"x"]
 
 
+async def test_batch_that_is_decided_while_its_sink_is_forgotten_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another node, which ends before it completes the batch."""
+    schema = fresh_schema()
+    sweep = batches.Sweeper.sweep
+    async with heapline.sql.open([shared_url()], schema=schema) as hl:
+        await hl.create_topic("jobs")
+        await hl.prepare_batch("z", "1", {"jobs": [Outgoing(b"x")]})
+        admin = await asyncpg.connect(shared_url(), server_settings={"search_path": schema})
+
+        async def sweep_and_decide(self: Any) -> None:
+            await sweep(self)
+            await admin.execute("INSERT INTO decisions VALUES ('z', '{1}', 1, '{jobs}', 'sink', 1, clock_ms())")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(batches.Sweeper, "sweep", sweep_and_decide)
+            await hl.forget_sink("sink")
+        await admin.close()
+        await hl._sweeper.sweep()
+        assert [m.payload for m in await hl.pop("jobs")] == [b"x"]
+
+
 async def _pop_or_nothing(hl: heapline.Broker, topic: str) -> list[heapline.Message]:
     try:
         return await hl.pop(topic)

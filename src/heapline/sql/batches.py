@@ -318,11 +318,13 @@ async def list_sinks(node: Node, command: batches.ListSinks, context: Context) -
 @handles(batches.ForgetSink)
 async def forget_sink(node: Node, command: batches.ForgetSink, context: Context) -> batches.Known:
     _check_open(node)
-    await Sweeper(node).sweep()  # its decisions are forgotten too, so each must be attached
+    async with node.shards[0].connection() as connection:
+        settled = [row["batch"] for row in await connection.fetch(statement("decisions_of_sink"), command.name)]
+    await Sweeper(node).sweep()  # these decisions are forgotten too, so each must be attached
 
     async def work(connection: asyncpg.Connection) -> tuple[bool, list[str]]:
         await _lock(node.shards[0], connection, f"sink {command.name}")
-        decisions = await connection.fetch(statement("delete_decisions_of_sink"), command.name)
+        decisions = await connection.fetch(statement("delete_decisions"), settled)
         known = bool(await connection.fetchval(statement("delete_sink"), command.name))
         return known, [row["batch"] for row in decisions]
 

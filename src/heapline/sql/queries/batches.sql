@@ -106,8 +106,11 @@ INSERT INTO decisions (batch, parts, messages, topics, sink, version, at) VALUES
 -- name: delete_decision
 DELETE FROM decisions WHERE batch = $1;
 
--- name: delete_decisions_of_sink
-DELETE FROM decisions WHERE sink = $1 RETURNING batch;
+-- name: decisions_of_sink
+SELECT batch FROM decisions WHERE sink = $1;
+
+-- name: delete_decisions
+DELETE FROM decisions WHERE batch = ANY($1) RETURNING batch;
 
 -- name: delete_old_decisions
 DELETE FROM decisions WHERE at < $1;
