@@ -148,6 +148,39 @@ async def test_full_slot_of_counts_is_folded_to_one_row_per_topic(database: Data
     assert [(await broker.stats(topic)).ready for topic in ("jobs", "mail")] == [100, 100]
 
 
+async def dead_letters(broker: Any) -> list[bytes]:
+    return [info.payload for info in await broker.dlq_list("jobs")]
+
+
+async def test_dead_letters_past_a_limit_are_deleted_once_by_two_nodes(database: Database) -> None:  # noqa: F811
+    nodes = [await database.open(), await database.open()]
+    for node in nodes:
+        await node.node.timekeepers[0].close()
+    broker = nodes[0]
+    await broker.create_topic("jobs", retention=3600)
+    for number in range(6):
+        await broker.enqueue("jobs", b"%d" % number)
+        (message,) = await broker.pop("jobs")
+        await message.bury("boom")
+
+    async def expire() -> int:
+        await asyncio.gather(*(node.node.timekeepers[0].expire_dead_letters() for node in nodes))
+        assert await miscounted(database) == []
+        return sum([(await node.stats("jobs")).dead_expired_total for node in nodes])
+
+    assert await expire() == 0
+    (first, *_) = await broker.dlq_list("jobs")
+    await database.admin.execute("UPDATE dead SET at = at - 2592000000 WHERE id = $1", first.id)
+    assert (await expire(), await dead_letters(broker)) == (1, [b"1", b"2", b"3", b"4", b"5"])
+    assert (await broker.get("jobs", first.id)).state == "deleted"
+    await broker.update_topic("jobs", dlq_max_letters=2)
+    assert (await expire(), await dead_letters(broker)) == (4, [b"4", b"5"])
+    assert (await broker.stats("jobs")).dead == 2
+    await broker.update_topic("jobs", dlq_retention=0)
+    await database.admin.execute("UPDATE dead SET at = 0")
+    assert (await expire(), await dead_letters(broker)) == (4, [b"4", b"5"])
+
+
 async def test_limits_and_stats_read_no_messages(database: Database) -> None:  # noqa: F811
     broker = await database.open()
     await broker.create_topic("jobs")

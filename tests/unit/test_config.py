@@ -43,6 +43,9 @@ def test_defaults_of_a_topic_are_the_specified_ones() -> None:
         "max_retries_default": 16,
         "backoff": heapline.Backoff(base=1.0, factor=2.0, max=600.0, jitter=0.2),
         "dlq": True,
+        "dlq_retention": 30 * 86400.0,
+        "dlq_max_letters": 0,
+        "dlq_max_bytes": 0,
         "retention": 0.0,
         "retention_bytes": 0,
         "retention_margin": 0,
@@ -218,5 +221,5 @@ def test_every_feature_field_is_a_setting_of_a_topic() -> None:
     for name, feature in feature_fields().items():
         by_feature.setdefault(feature, set()).add(name)
     counts = {feature: len(names) for feature, names in by_feature.items()}
-    assert counts == {"partitions": 5, "fairness": 3, "events": 1, "log": 9}
+    assert counts == {"partitions": 5, "fairness": 3, "events": 1, "log": 10}
     assert {"partition_weights", "partitions"} < by_feature["partitions"]

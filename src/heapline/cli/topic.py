@@ -85,6 +85,9 @@ _TABLE: dict[str, tuple[tuple[str, Any, str], ...]] = {
         ("backoff_max", Seconds, "Longest delay."),
         ("backoff_jitter", float, "Random share of a delay; 0 to 1."),
         ("dlq", bool, "Keep dead messages, so that you can inspect and replay them."),
+        ("dlq_retention", Seconds, "How long dead letters are kept; 0 means forever."),
+        ("dlq_max_letters", int, "Number of dead letters above which the oldest are deleted; 0 means no limit."),
+        ("dlq_max_bytes", Size, "Size of dead letters above which the oldest are deleted; 0 means no limit."),
     ),
     "Limits": (
         ("max_backlog", int, "Maximum number of ready and delayed messages; 0 means no limit."),

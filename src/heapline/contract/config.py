@@ -42,6 +42,7 @@ Retries = Annotated[int, Meta(ge=0, le=MAX_RETRIES_MAX)]
 PayloadBytes = Annotated[int, Meta(ge=1, le=PAYLOAD_BYTES_MAX)]
 Inflight = Annotated[int, Meta(ge=0, le=1 << 31)]
 Backlog = Annotated[int, Meta(ge=0, le=1 << 40)]
+Letters = Annotated[int, Meta(ge=0, le=1 << 40)]
 PartitionCount = Annotated[int, Meta(ge=1, le=PARTITIONS_MAX, extra=PARTITIONS)]
 PartitionNumber = Annotated[int, Meta(ge=0, le=PARTITIONS_MAX - 1)]
 Strategy = Annotated[Literal["best_first", "round_robin", "weighted"], Meta(extra=PARTITIONS)]
@@ -115,6 +116,9 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_retries_default: Retries = 16  # deliveries after the first before a message is dead; 0 to 250
     backoff: BackoffSetting = Backoff()  # waits between retries
     dlq: bool = True  # keep dead messages in the dead-letter queue; False = drop them, recorded
+    dlq_retention: Age = 30 * 86400.0  # seconds that a dead letter is kept; 0 = forever
+    dlq_max_letters: Letters = 0  # above it the oldest are deleted; 0 = no limit
+    dlq_max_bytes: KeptAmount = 0  # of dead letters, above which the oldest are deleted; 0 = no limit
     retention: Retention = 0.0  # seconds to keep the journal of removed messages; 0 = until reclaimed. In Postgres:
     # seconds to keep what happened to messages; 0 = record nothing
     retention_bytes: KeptAmount = 0  # bytes of journal above which the oldest part is deleted, whatever its age;

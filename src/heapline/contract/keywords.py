@@ -29,6 +29,9 @@ class TopicKeywords(TypedDict, total=False):
     max_retries_default: int
     backoff: Backoff
     dlq: bool
+    dlq_retention: float
+    dlq_max_letters: int
+    dlq_max_bytes: int
     retention: float
     retention_bytes: int
     retention_margin: int

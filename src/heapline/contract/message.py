@@ -296,6 +296,7 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
     lease_timeouts_total: int
     dead_total: int
     expired_total: int
+    dead_expired_total: int = 0  # dead letters that were deleted because of their age, number or size
     spine: SpineStats | None = None  # None: the broker lacks the feature "partitions"
     log: LogStats | None = None  # None: the broker lacks the feature "log"
     # Seconds since the oldest ready message was enqueued, even if it was delayed at first; None = none is ready. It may

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import groupby, repeat
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from heapline.core.events import EMPTY, I64
-from heapline.core.record import attempts_of
+from heapline.core.record import attempts_of, size_bound
 
 CHUNK_ROWS: Final = 1024
 DICTIONARIES: Final = 64
@@ -66,6 +67,7 @@ class DeadLetters:
         self._firsts: list[Place] = []  # of the first row of each chunk
         self._died: defaultdict[int, dict[int, int]] = defaultdict(dict)  # id % DICTIONARIES -> id -> at
         self._count = 0
+        self.nbytes = 0  # of their records, about: a position has the size rounded up
 
     def __len__(self) -> int:
         return self._count
@@ -129,13 +131,14 @@ class DeadLetters:
     def add(self, ids: I64, positions: I64, keys: I64, reason: str, at: int) -> None:
         order = ids.argsort()
         reasons = np.full(len(ids), reason, dtype=np.object_)
-        self._note(ids.tolist(), [at] * len(ids))
+        self._note(ids.tolist(), [at] * len(ids), positions)
         self._insert(DeadRows(np.full(len(ids), at), ids[order], positions[order], keys[order], reasons))
 
-    def _note(self, ids: list[int], ats: list[int]) -> None:
+    def _note(self, ids: list[int], ats: list[int], positions: I64) -> None:
         for id, at in zip(ids, ats, strict=True):
             self._died[id % DICTIONARIES][id] = at
         self._count += len(ids)
+        self.nbytes += _size(positions)
 
     def _insert(self, rows: DeadRows) -> None:
         """Insert rows that are in order. They come after all others, except those that died in the same instant."""
@@ -164,6 +167,7 @@ class DeadLetters:
             del self._died[id % DICTIONARIES][id]
         self._count -= len(ids)
         found = _join(taken)
+        self.nbytes -= _size(found.positions)
         order = found.ids.argsort()
         rows = order[found.ids.searchsorted(ids, sorter=order)]
         return found.keys[rows], found.positions[rows]
@@ -174,7 +178,9 @@ class DeadLetters:
             chunk = self._chunks[number]
             among = np.isin(chunk.ids, wanted)
             column = chunk.positions.copy()
+            self.nbytes -= _size(column[among])
             column[among] = positions[ids.searchsorted(chunk.ids[among])] | attempts_of(column[among])
+            self.nbytes += _size(column[among])
             self._chunks[number] = chunk._replace(positions=column)
 
     def _by_chunk(self, ids: Iterable[int]) -> list[tuple[int, list[int]]]:
@@ -203,13 +209,36 @@ class DeadLetters:
             chunk = DeadRows(ats, ids, positions, keys, np.array(reasons, dtype=np.object_))
             letters._chunks.append(chunk)
             letters._firsts.append(chunk.place(0))
-            letters._note(chunk.ids.tolist(), chunk.ats.tolist())
+            letters._note(chunk.ids.tolist(), chunk.ats.tolist(), chunk.positions)
         return letters
 
 
 def reason_runs(reasons: npt.NDArray[np.object_]) -> list[tuple[str, int]]:
     """Return (reason, count) of each range of equal reasons: most letters that died together share one."""
     return [(reason, len(list(run))) for reason, run in groupby(reasons.tolist())]
+
+
+def _size(positions: I64) -> int:
+    return int(size_bound(positions).sum())
+
+
+def outdated(
+    partitions: Sequence[DeadLetters], died_until: int, max_letters: int, max_bytes: int, limit: int
+) -> list[list[int]]:
+    """Return the ids of the letters to delete, by partition, at most `limit`: the oldest of them all.
+
+    These are the letters that died up to this time, and as many more as exceed the number and the size; 0 = no limit.
+    """
+    count, nbytes = sum(map(len, partitions)), sum(letters.nbytes for letters in partitions)
+    found: list[list[int]] = [[] for _ in partitions]
+    numbered = (zip(letters.after(BEFORE_ALL), repeat(number)) for number, letters in enumerate(partitions))
+    for (at, id, position), number in merge(*numbered):
+        too_many = 0 < max_letters < count or 0 < max_bytes < nbytes
+        if limit == 0 or not (at <= died_until or too_many):
+            break
+        found[number].append(id)
+        count, nbytes, limit = count - 1, nbytes - _size(np.array([position])), limit - 1
+    return found
 
 
 def _cut(rows: DeadRows) -> Iterator[DeadRows]:

@@ -155,7 +155,11 @@ class Replayed(IdEvent, tag=0x0A1, gc=False):
 
 
 class DeadDeleted(IdEvent, tag=0x0B1, gc=False):
-    pass
+    expired: bool = False  # not by a call: because of their age, or of the number or size of all dead letters
+
+    @property
+    def reason(self) -> str | None:
+        return "expired as a dead letter" if self.expired else None
 
 
 class Cancelled(IdEvent, tag=0x0C1, gc=False):

@@ -49,7 +49,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition("purged", "delayed", "purged", "purge"),
     Transition("replayed", "dead", "ready", "dlq_replay"),
     Transition("replayed", "dead", "delayed", "dlq_replay with a rate"),
-    Transition("dead_deleted", "dead", "deleted", "dlq_delete"),
+    Transition("dead_deleted", "dead", "deleted", "dlq_delete, or kept for dlq_retention"),
 )
 
 ALLOWED = frozenset((t.event, t.before, t.after) for t in TRANSITIONS)

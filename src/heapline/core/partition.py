@@ -351,8 +351,8 @@ class Partition:
         event.positions = share.positions[kept]
         event.ready = (share.rows["due"] == 0)[kept].astype(np.uint8).tobytes()
 
-    def decide_dlq_delete(self, ids: list[int]) -> ev.DeadDeleted:
-        return ev.DeadDeleted(_i64(ids))
+    def decide_dlq_delete(self, ids: list[int], expired: bool = False) -> ev.DeadDeleted:
+        return ev.DeadDeleted(_i64(ids), expired)
 
     # -- maintenance -----------------------------------------------------------------------------------------------
 

@@ -324,7 +324,7 @@ class PartitionState:
 
     def _dead_deleted(self, event: ev.DeadDeleted, at: int) -> None:
         _, positions = self.entries.dead.take(event.ids)
-        self._depart(event.ids, positions, "deleted", at)
+        self._depart(event.ids, positions, "deleted", at, reason=event.reason)
 
     def _leave_waiting(self, ids: I64, delayed: bytes) -> None:
         """Count waiting messages out of heap and wheels without popping them; their entries become stale."""

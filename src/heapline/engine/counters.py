@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from heapline.core.events import Acked, AnyEvent, DeadLettered, Expired, GroupDead, GroupMembers, LeaseExpired, Nacked
+from heapline.core.events import (
+    Acked,
+    AnyEvent,
+    DeadDeleted,
+    DeadLettered,
+    Expired,
+    GroupDead,
+    GroupMembers,
+    LeaseExpired,
+    Nacked,
+)
 from heapline.core.latency import Latency, Tally
 from heapline.core.partition import LEASE_EXPIRED
 from heapline.core.workers import Workers
@@ -12,7 +22,7 @@ class Counters:
     """Totals since the topic was opened."""
 
     def __init__(self) -> None:
-        self.acked = self.nacked = self.timeouts = self.dead = self.expired = 0
+        self.acked = self.nacked = self.timeouts = self.dead = self.expired = self.dead_expired = 0
         self.reloads = self.corrupt = 0
         self.timeouts_last = 0  # leases that expired without retries left; `timeouts` are the others
         self.enqueue = Latency()  # calls, from request to answer
@@ -39,6 +49,8 @@ class Counters:
             self.dead += len(event.ids)
             if event.reason == LEASE_EXPIRED:
                 self.timeouts_last += len(event.ids)
+        elif isinstance(event, DeadDeleted):
+            self.dead_expired += len(event.ids) if event.expired else 0
         elif isinstance(event, Expired):
             self.expired += len(event.ids)
         elif isinstance(event, GroupMembers):

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from heapline.contract.errors import HeaplineError
+from heapline.core.dead_letters import outdated
 from heapline.core.events import I64, GroupReset, Moved
 from heapline.core.ids import partition_of
 from heapline.core.now import Now
@@ -55,6 +56,7 @@ log = Log("heapline.engine")
 REWRITE_BYTES = 1 << 20  # rewritten in one turn, so that a rewrite does not delay other calls for long
 REWRITE_ROWS = 4096
 IDLE_LOOK = 30.0  # seconds
+EXPIRY_SLICE = 500  # dead letters deleted in one turn
 
 
 class _Leave(NamedTuple):
@@ -252,6 +254,7 @@ class Maintenance:
                 if self._is_snapshot_due():
                     await self.snapshot()
                 await self.reclaim()
+                await self.expire_dead_letters()  # last: on a full disk it fails, and reclaiming must not wait for it
             except Exception as error:  # one failure must not end maintenance
                 log.warning("maintenance failed; will retry", topic=runner.name, error=repr(error))
 
@@ -292,6 +295,25 @@ class Maintenance:
         """Delete unneeded segments. Never runs while a snapshot is being written."""
         async with self._lock:
             await self.reclaimer.reclaim()
+
+    async def expire_dead_letters(self) -> None:
+        """Delete dead letters that are too old or too many, oldest first, in slices. Each deletion is an event."""
+        runner, count = self._runner, 0
+        if any(len(partition.entries.dead) for partition in runner.loaded.topic.partitions):
+            while found := await runner.call(self._expire_slice):
+                count += found
+        if count:
+            log.info("dead letters expired", topic=runner.name, count=count)
+
+    def _expire_slice(self, now: Now) -> int:
+        loaded, config = self._runner.loaded, self._runner.loaded.topic.config
+        died_until = now.steady - round(config.dlq_retention * 1000) if config.dlq_retention else -1
+        letters = [partition.entries.dead for partition in loaded.topic.partitions]
+        found = outdated(letters, died_until, config.dlq_max_letters, config.dlq_max_bytes, EXPIRY_SLICE)
+        for partition, ids in zip(loaded.topic.partitions, found, strict=True):
+            if ids:
+                loaded.emit(partition, partition.decide_dlq_delete(ids, expired=True), now)
+        return sum(map(len, found))
 
     async def snapshot(self) -> None:
         """Write a snapshot of the topic's current state."""

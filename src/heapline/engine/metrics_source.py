@@ -169,6 +169,7 @@ def _totals(runner: TopicRunner) -> dict[str, int]:
         "timeouts": counters.timeouts + counters.timeouts_last,
         "dead": counters.dead,
         "expired": counters.expired,
+        "dead_expired": counters.dead_expired,
         "commits": counters.commits,
         "bytes_written": counters.bytes_written,
         "reloads": counters.reloads,

@@ -259,6 +259,7 @@ def topic_stats(runner: TopicRunner, usage: Usage, free: int | None, now: Now) -
         lease_timeouts_total=counters.timeouts,
         dead_total=counters.dead,
         expired_total=counters.expired,
+        dead_expired_total=counters.dead_expired,
         spine=_spine(runner),
         log=LogStats(
             commits_total=counters.commits,

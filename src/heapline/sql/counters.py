@@ -9,7 +9,7 @@ class Counters:
     def __init__(self) -> None:
         self.enqueued = self.duplicates = self.leased = self.acked = self.nacked = 0
         self.prefetched = 0  # of those that were leased, through the ready queue
-        self.timeouts = self.dead = self.expired = 0
+        self.timeouts = self.dead = self.expired = self.dead_expired = 0
         self.enqueue = Latency()  # calls, from request to answer
         self.pop = Latency()  # pops that got messages, without the time that they waited for one
 

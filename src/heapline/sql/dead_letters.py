@@ -12,6 +12,7 @@ from heapline.contract.errors import MessageNotFound
 from heapline.contract.fields import MessageId
 from heapline.contract.ids import parse_id
 from heapline.contract.message import DlqFilter, MessageInfo, from_ms
+from heapline.sql.delayed import FOREVER
 from heapline.sql.handlers import handles
 from heapline.sql.home import Home
 from heapline.sql.info import info_of
@@ -93,7 +94,7 @@ async def delete_dead_letters(node: Node, command: dead_letters.DeleteDeadLetter
 
         async def work(turn: Turn, ids: list[int] = ids) -> int:
             end = turn.layout.to_ended("dead_to_ended")
-            deleted: int = await turn.connection.fetchval(end, turn.topic.id, ids, turn.now)
+            deleted: int = await turn.connection.fetchval(end, turn.topic.id, ids, turn.now, FOREVER)
             return deleted
 
         count += await home.shard.in_topic(home.name, work, locked=False)

@@ -125,6 +125,7 @@ def _totals(counters: Counters) -> dict[str, int | Tally]:
         "retries_total": counters.nacked + counters.timeouts,
         "dlq_total": counters.dead,
         "expired_total": counters.expired,
+        "dead_letters_expired_total": counters.dead_expired,
         "enqueue_latency_ms": counters.enqueue.tally(),
         "pop_latency_ms": counters.pop.tally(),
     }

@@ -135,6 +135,7 @@ def _stats(home: Home, turn: Turn, row: dict[str, Any], depths: list[int], dues:
         lease_timeouts_total=counters.timeouts,
         dead_total=counters.dead,
         expired_total=counters.expired,
+        dead_expired_total=counters.dead_expired,
         spine=_spine(topic.config, row["has_buffers"], counts["ready"]),
         oldest_ready_age=age,
         depth_by_priority=[DepthBucket(*bucket) for bucket in buckets if bucket[2]],

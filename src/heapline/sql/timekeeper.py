@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import asyncpg
 import numpy as np
 
-from heapline.contract.config import PASSING
+from heapline.contract.config import PASSING, TopicConfig
 from heapline.contract.errors import HeaplineError
 from heapline.core.dedup.sequences import PASSED_MS
 from heapline.core.partition import LEASE_EXPIRED
@@ -48,6 +48,7 @@ class Change(NamedTuple):
     timeouts: int = 0
     dead: int = 0
     expired: int = 0
+    dead_expired: int = 0
     wakes: bool = False  # messages became ready, or leases ended
 
 
@@ -78,6 +79,7 @@ class Timekeeper:
         self._tasks.spawn(self._forever(lambda: asyncio.sleep(EVENTS_SECONDS), self.events.number))
         self._tasks.spawn(self._forever(lambda: asyncio.sleep(SWEEP_SECONDS), self.events.turn))
         self._tasks.spawn(self._forever(lambda: asyncio.sleep(FORGET_SECONDS), self._forget))
+        self._tasks.spawn(self._forever(lambda: asyncio.sleep(FORGET_SECONDS), self.expire_dead_letters))
         self._tasks.spawn(self._forever(lambda: asyncio.sleep(self._config.node_lease / 3), self._renew))
 
     async def close(self) -> None:
@@ -148,6 +150,7 @@ class Timekeeper:
         counters.timeouts += change.timeouts
         counters.dead += change.dead
         counters.expired += change.expired
+        counters.dead_expired += change.dead_expired
         if change.wakes:
             self._shard.wakeups.wake(topic.name)
 
@@ -240,6 +243,25 @@ class Timekeeper:
         async with self._shard.connection() as connection:
             await self._shard.node.renew(connection)
             await self._shard.find_others(connection)
+
+    async def expire_dead_letters(self) -> None:
+        """Delete dead letters that are too old or too many, oldest first."""
+        await self._repeat(self._expire_dead)
+
+    async def _expire_dead(self, connection: asyncpg.Connection) -> Done:
+        layout = await self._shard.read_layout(connection)
+        rows = await connection.fetch(statement("outdated_dead"), layout.now, SLICE, TopicConfig().dlq_retention)
+        topics = await self._topics(connection, [row["topic"] for row in rows], layout.now)
+        changes, read = [], 0
+        for row in rows:
+            # Another node may have replayed a letter since, and it may have died again: `last` is before that.
+            end = layout.to_ended("dead_to_ended")
+            count = await connection.fetchval(end, row["topic"], row["ids"], layout.now, row["last"])
+            read = max(read, len(row["ids"]))
+            if count and row["topic"] in topics:
+                changes.append((topics[row["topic"]], Change(dead_expired=count)))
+                log.info("dead letters expired", topic=topics[row["topic"]].name, count=count)
+        return Done(read, changes)
 
     async def _forget(self) -> None:
         """Delete identities that are older than their window."""

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from heapline.core.dead_letters import BEFORE_ALL, CHUNK_ROWS, Dead, DeadLetters
+from heapline.core.dead_letters import BEFORE_ALL, CHUNK_ROWS, Dead, DeadLetters, outdated
+from heapline.core.record import size_bound
 from heapline.engine.snapshot_state import Frozen
 
 
@@ -72,6 +73,7 @@ class Model:
     def check(self, letters: DeadLetters) -> None:
         order = self.order()
         assert len(letters) == len(order)
+        assert letters.nbytes == sum(size_bound(column([dead.position])).item() for dead in self.rows.values())
         assert letters.last() == (order[-1] if order else BEFORE_ALL)
         assert [place for *place, _ in letters.after(BEFORE_ALL)] == [list(place) for place in order]
         assert letters.rows().ids.tolist() == [id for _, id in order]
@@ -138,3 +140,35 @@ def test_page_reads_the_same_rows_however_many_letters_there_are(count: int) -> 
     page = list(islice(letters.after((count // 2, count // 2 + 10)), 100))
     assert page == [(count // 2, id, id) for id in range(count // 2 + 11, count // 2 + 111)]
     assert chunks.rows_read <= 2 * CHUNK_ROWS
+
+
+def naive_outdated(rows: list[tuple[int, int, int, int]], until: int, most: int, most_bytes: int) -> list[int]:
+    """Return the ids of the rows (at, id, size, partition) to delete: the oldest, while any limit is exceeded."""
+    left, gone = sorted(rows), []
+    while left and (
+        left[0][0] <= until
+        or (most and len(left) > most)
+        or (most_bytes and sum(size for _, _, size, _ in left) > most_bytes)
+    ):
+        gone.append(left.pop(0)[1])
+    return gone
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_outdated_letters_are_the_oldest_of_all_partitions(seed: int) -> None:
+    rng = random.Random(seed)
+    partitions = [DeadLetters() for _ in range(rng.choice((1, 3)))]
+    rows: list[tuple[int, int, int, int]] = []
+    for id in rng.sample(range(1000), rng.choice((0, 1, 40))):
+        number, at, position = rng.randrange(len(partitions)), rng.randrange(50), rng.randrange(1 << 20) << 8
+        partitions[number].add(column([id]), column([position]), column([0]), "boom", at)
+        rows.append((at, id, size_bound(column([position])).item(), number))
+    total = sum(size for _, _, size, _ in rows)
+    until, most, most_bytes = rng.choice((-1, 25)), rng.choice((0, 10, 60)), rng.choice((0, total // 2, 2 * total))
+    expected = naive_outdated(rows, until, most, most_bytes)
+    found = outdated(partitions, until, most, most_bytes, 1000)
+    assert [sorted(ids) for ids in found] == [
+        sorted(id for _, id, _, n in rows if n == number and id in expected) for number in range(len(partitions))
+    ]
+    some = outdated(partitions, until, most, most_bytes, 7)
+    assert sorted(id for ids in some for id in ids) == sorted(expected[:7])

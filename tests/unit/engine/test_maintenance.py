@@ -11,6 +11,7 @@ import pytest
 
 import heapline
 from heapline.contract.message import Outgoing, from_ms
+from heapline.engine.maintenance import EXPIRY_SLICE
 from heapline.journal.reclaim import ReaderLease, end_lease, write_lease
 from tests.unit.engine import held_io
 from tests.unit.engine.rig import Rig, opened, settle, until
@@ -107,6 +108,70 @@ async def test_failed_snapshot_is_harmless_and_retried() -> None:
         await rig.hl.enqueue("jobs", b"x")
         await until(lambda: rig.runner().maintenance.snapshots_total == 1)
         assert (await rig.hl.stats("jobs")).log.reloads_total == 0
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------------
+
+
+async def bury(rig: Rig, *payloads: bytes) -> None:
+    """Enqueue messages, each of which becomes a dead letter a second after the one before."""
+    for payload in payloads:
+        await rig.hl.enqueue("jobs", payload)
+        (message,) = await rig.hl.pop("jobs")
+        await message.bury("boom")
+        rig.clock.advance(1)
+
+
+async def dead(rig: Rig) -> list[bytes]:
+    return [info.payload for info in await rig.hl.dlq_list("jobs")]
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept"),
+    [
+        ({"dlq_retention": 2.5}, [b"c", b"d"]),
+        ({"dlq_max_letters": 3}, [b"b", b"c", b"d"]),
+        ({"dlq_max_bytes": 300}, [b"c", b"d"]),  # each takes at most 128
+        ({"dlq_retention": 0.0}, [b"a", b"b", b"c", b"d"]),
+    ],
+    ids=str,
+)
+async def test_dead_letters_past_a_limit_are_deleted_oldest_first(limit: dict[str, Any], kept: list[bytes]) -> None:
+    async with opened(topic={"partitions": 3}) as rig:
+        await bury(rig, b"a", b"b", b"c", b"d")
+        await rig.hl.update_topic("jobs", **limit)
+        await rig.runner().maintenance.expire_dead_letters()
+        assert await dead(rig) == kept
+        stats = await rig.hl.stats("jobs")
+        assert (stats.dead, stats.dead_total, stats.dead_expired_total) == (len(kept), 4, 4 - len(kept))
+    other = Rig(rig.disk.crash())
+    await other.open()
+    assert await dead(other) == kept
+    await other.hl.close()
+
+
+async def test_dead_letter_expires_after_thirty_days_and_its_end_says_why() -> None:
+    async with opened() as rig:
+        await bury(rig, b"old")
+        (info,) = await rig.hl.dlq_list("jobs")
+        rig.clock.advance(30 * 86400 - 2)
+        await rig.runner().maintenance.expire_dead_letters()
+        assert await dead(rig) == [b"old"]
+        rig.clock.advance(2)
+        await rig.runner().maintenance.expire_dead_letters()
+        gone = await rig.hl.get("jobs", info.id)
+        assert (gone.state, gone.reason) == ("deleted", "expired as a dead letter")
+
+
+async def test_background_maintenance_expires_dead_letters_in_slices() -> None:
+    async with opened(reclaim_interval=0.005) as rig:
+        count = 2 * EXPIRY_SLICE + 7
+        await rig.hl.enqueue_batch("jobs", [Outgoing(b"x")] * count)
+        for message in await rig.hl.pop("jobs", count):
+            await message.bury("boom")
+        await rig.hl.update_topic("jobs", dlq_max_letters=5)
+        await until(lambda: rig.runner().counters.dead_expired == count - 5)
+        assert (await rig.hl.stats("jobs")).dead == 5
 
 
 # -- reclaim -----------------------------------------------------------------------------------------------------------

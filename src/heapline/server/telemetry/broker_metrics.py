@@ -56,6 +56,7 @@ FAMILIES = (
     Family("acked_total", "counter", T, "Messages acked."),
     Family("nacked_total", "counter", T, "Messages nacked that had retries left."),
     Family("expired_total", "counter", T, "Messages that were not leased within their ttl."),
+    Family("dead_letters_expired_total", "counter", T, "Dead letters deleted because of their age, number or size."),
     # -- waiting messages
     Family("delayed", "gauge", TP, "Messages that wait for their time."),
     Family("dead_letters", "gauge", TP, "Dead letters that are kept."),
@@ -131,7 +132,8 @@ BY_NAME = {family.name: family for family in FAMILIES + SQL_FAMILIES}
 _TOTALS = {
     "retries_total": "retries", "dlq_total": "dead", "lease_timeouts_total": "timeouts", "enqueued_total": "enqueued",
     "duplicates_total": "duplicates", "leased_total": "leased", "acked_total": "acked", "nacked_total": "nacked",
-    "expired_total": "expired", "commits_total": "commits", "segments_reclaimed_total": "segments_reclaimed",
+    "expired_total": "expired", "dead_letters_expired_total": "dead_expired", "commits_total": "commits",
+    "segments_reclaimed_total": "segments_reclaimed",
     "records_moved_total": "records_moved", "snapshots_total": "snapshots", "corrupt_records_total": "corrupt",
     "reloads_total": "reloads", "clock_jumps_total": "clock_jumps", "group_redeliveries_total": "redeliveries",
     "group_timeouts_total": "group_timeouts", "group_dead_total": "group_dead",

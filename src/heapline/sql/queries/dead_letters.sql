@@ -37,7 +37,7 @@ WITH moved AS (
 SELECT count(*) FROM moved;
 
 -- name: dead_to_ended
-WITH gone AS (DELETE FROM dead WHERE topic = $1 AND id = ANY($2) RETURNING topic, id, hash, reason),
+WITH gone AS (DELETE FROM dead WHERE topic = $1 AND id = ANY($2) AND at <= $4 RETURNING topic, id, hash, reason),
 freed AS (
     DELETE FROM idempotency_keys AS k USING gone AS g
     WHERE g.hash IS NOT NULL AND k.topic = g.topic AND k.hash = g.hash AND k.id = g.id
@@ -50,3 +50,18 @@ freed AS (
     INSERT INTO counts (slot, topic, dead) SELECT (SELECT last_value % 4 FROM counts_turn), $1, -count(*) FROM gone HAVING count(*) > 0
 )
 SELECT count(*) FROM gone;
+
+-- name: outdated_dead
+SELECT kept.topic, kept.namespace, kept.name, array_agg(outdated.id) AS ids, max(outdated.at) AS last
+FROM (
+    SELECT t.id AS topic, t.namespace, t.name, sum(c.dead)::bigint AS letters,
+           (1000 * coalesce((t.config::json ->> 'dlq_retention')::float8, $3))::bigint AS ms,
+           coalesce((t.config::json ->> 'dlq_max_letters')::bigint, 0) AS most
+    FROM topics AS t JOIN counts AS c ON c.topic = t.id GROUP BY t.id HAVING sum(c.dead) > 0
+) AS kept CROSS JOIN LATERAL (
+    (SELECT id, at FROM dead WHERE topic = kept.topic AND kept.ms > 0 AND at <= $1 - kept.ms ORDER BY topic, at, id LIMIT $2)
+    UNION
+    (SELECT id, at FROM dead WHERE topic = kept.topic ORDER BY topic, at, id
+     LIMIT CASE WHEN kept.most > 0 THEN least($2, greatest(0, kept.letters - kept.most)) ELSE 0 END)
+) AS outdated
+GROUP BY kept.topic, kept.namespace, kept.name;
