@@ -151,6 +151,17 @@ async def test_checkpoint_continues_where_its_reader_stopped(world: World, jobs:
     assert len(await payloads(hl, checkpoint="another")) == 11
 
 
+async def test_replay_ends_after_count_rows_and_the_next_one_continues(world: World, jobs: Any) -> None:
+    await put(jobs, *range(10))
+    options: dict[str, Any] = {"where": ReplayFilter(priority_min=2), "checkpoint": "mine", "count": 3}
+    assert await payloads(jobs, **options) == [b"2", b"3", b"4"]
+    hl: Any = await world.reopen()
+    assert await payloads(hl, **options) == [b"5", b"6", b"7"]
+    assert await payloads(hl, **options) == [b"8", b"9"]
+    assert await payloads(hl, **options) == []
+    assert await payloads(hl, count=1) == [b"0"]
+
+
 async def test_reading_may_stop_anywhere(jobs: Any) -> None:
     await put(jobs, *range(40))
     async for row in jobs.replay("jobs"):
@@ -162,7 +173,8 @@ async def test_reading_may_stop_anywhere(jobs: Any) -> None:
 @pytest.mark.parametrize(
     "options", [{"start": -1}, {"start": "first"}, {"start": 1.5}, {"start": {5: 0}}, {"partitions": [3]},
                 {"start": datetime(2030, 1, 1)},
-                {"partitions": []}, {"mode": "slow"}, {"rate": 0}, {"where": {}}, {"checkpoint": "a/b"}], ids=str,
+                {"partitions": []}, {"mode": "slow"}, {"rate": 0}, {"count": 0}, {"where": {}},
+                {"checkpoint": "a/b"}], ids=str,
 )  # fmt: skip
 async def test_invalid_replay_request_is_rejected(jobs: Any, options: dict[str, Any]) -> None:
     with pytest.raises((heapline.BadRequest, heapline.BadName)):
@@ -195,6 +207,19 @@ async def test_replay_into_a_topic_enqueues_each_row_once_with_its_origin(both: 
     await message.ack()
     assert await drain(both, "other") == [b"%d" % p for p in range(1, 25)]
     assert len(await drain(both)) == 25
+
+
+async def test_replay_into_a_topic_is_done_after_count_messages(both: Any) -> None:
+    await put(both, *range(10))
+    options: dict[str, Any] = {"into": "other", "where": ReplayFilter(priority_min=2), "count": 3}
+    await both.start_replay("again", "jobs", **options)
+    info = await ended(both)
+    assert (info.state, info.replayed, info.count, info.done_share) == ("done", 3, 3, 1.0)
+    with pytest.raises(heapline.ReplayExists):
+        await both.start_replay("again", "jobs", **(options | {"count": 4}))
+    assert await drain(both, "other") == [b"2", b"3", b"4"]
+    await both.start_replay("more", "jobs", into="other", count=100)
+    assert (await ended(both, "more")).replayed == 10
 
 
 async def test_replay_into_its_own_topic_ends(jobs: Any) -> None:

@@ -76,3 +76,9 @@ async def test_replay_enqueues_messages_once_if_the_job_is_killed(spark: Any, tm
                 }  # fmt: skip
                 assert (message.priority, message.key) == (n % 5 + 10, f"k{n % 7}")
             assert {int(m.payload[6:-1]) for m in got} == {n for n in range(300) if n % 5 < 3}
+            result = await asyncio.to_thread(run, name="some", folder=tmp_path / "some", count=25)
+            assert result.messages == 25
+            origins = [m.headers["heapline-replayed-from"].split("/")[1] for m in await hl.pop("again", 99)]
+            assert set(origins) == {"0", "1"}
+            with pytest.raises(BadRequest, match="count"):
+                await asyncio.to_thread(run, name="none", folder=tmp_path / "none", count=0)

@@ -92,12 +92,10 @@ async def read_command(
     limit: Annotated[int | None, "-n", "Maximum number of rows.", Meta(ge=1)] = None,
 ) -> None:
     """Read the stream of a topic. Nothing is leased or changed."""
-    rows = hl.replay(topic, checkpoint=checkpoint, **selection)
+    rows = hl.replay(topic, checkpoint=checkpoint, count=limit, **selection)
     number = 0
     async with contextlib.aclosing(cast(Any, rows)):
         async for row in cast(AsyncIterator[StreamMessage], rows):
-            if number == limit:
-                break
             number += 1
             out.row(delivered_json(row, "offset"), _line(row))
     if not out.as_json and not number:
@@ -121,6 +119,7 @@ async def start_command(
     delay: Annotated[Seconds | None, "Due this long after they are enqueued.", TARGET] = None,
     deliver_at: Annotated[Time | None, "Due at this time.", TARGET] = None,
     keep_due: Annotated[bool, "With --fast: delayed messages keep their due time.", TARGET] = False,
+    limit: Annotated[int | None, "-n", "Maximum number of messages.", Meta(ge=1)] = None,
     follow: FollowOption = False,
 ) -> None:
     """Enqueue the messages of a stream again, each exactly once. The server does it, across restarts.
@@ -129,7 +128,7 @@ async def start_command(
     another time on each run, so use --start 2030-01-31T12:00:00Z to repeat it.
     """
     target = {"priority": priority, "delay": delay, "deliver_at": deliver_at, "keep_due": keep_due}
-    info = await hl.start_replay(name, topic, into=into, **selection, **target)  # type: ignore[arg-type]
+    info = await hl.start_replay(name, topic, into=into, count=limit, **selection, **target)  # type: ignore[arg-type]
     await _report(hl, out, info, follow)
 
 
@@ -166,7 +165,7 @@ async def _follow(hl: Broker, info: ReplayInfo) -> ReplayInfo:
         total = sum(info.ends[p] - start for p, start in info.starts.items())
         task = bar.add_task(escape(info.name), total=total)
         while True:
-            done = sum(info.positions[p] - start for p, start in info.starts.items())
+            done = round(info.done_share * total)
             waiting = f" (waiting: {info.error})" if info.error and info.state == "running" else ""
             bar.update(task, completed=done, description=escape(info.name + waiting))
             if info.state != "running":
@@ -188,10 +187,10 @@ def _facts(info: ReplayInfo) -> Table:
     offsets = ", ".join(f"{p} at {info.positions[p]} of {start}–{info.ends[p]}" for p, start in info.starts.items())
     waits = info.state == "running"
     facts: list[tuple[str, str | Text | None]] = [
-        ("state", f"[bold]{_state(info)}[/bold], {info.done_share:.0%} of the log is read"),
+        ("state", f"[bold]{_state(info)}[/bold], {info.done_share:.0%} is done"),
         ("from", escape(info.source) + (" (fast)" if info.mode == "fast" else "")),
         ("into", escape(info.into)),
-        ("replayed", counted(info.replayed, "message")),
+        ("replayed", counted(info.replayed, "message") + ("" if info.count is None else f" of {count(info.count)}")),
         ("skipped", counted(info.skipped, "row")),
         ("partitions", offsets),
         ("gaps", ", ".join(f"{p}: rows below {first} were reclaimed" for p, first in info.gaps.items()) or None),

@@ -89,16 +89,18 @@ class Broker(Methods):
         checkpoint: str | None = None,
         batches: bool = False,
         allow_gaps: bool = False,
+        count: int | None = None,
     ) -> AsyncIterator[StreamMessage | StreamBatch]:
         """Read the stream from `start` to `end`, which is what is durable when it begins.
 
         mode="fast" reads only the last state of each message, and only messages that still exist. With `checkpoint`,
         a name, it continues after a crash where it was: a few rows may be delivered again, none is missing.
         If rows after `start` were reclaimed, BadRequest is raised; with `allow_gaps` the replay begins where the log
-        does, and a warning is logged.
+        does, and a warning is logged. With `count` it ends after that many rows; the next replay with the same
+        checkpoint continues after them.
         """
         first, last, chosen = log_range(start, end, partitions)
-        feed = replays.Replay(topic, first, last, chosen, mode, where, rate, checkpoint, allow_gaps)
+        feed = replays.Replay(topic, first, last, chosen, mode, where, rate, checkpoint, allow_gaps, count)
         if checkpoint is None:
             return replays.deliver(self.stream(feed), None, batches)
         name = checkpoint

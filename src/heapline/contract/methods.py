@@ -484,14 +484,30 @@ class Methods:
         deliver_at: datetime | None = None,
         keep_due: bool = False,
         allow_gaps: bool = False,
+        count: int | None = None,
     ) -> ReplayInfo:
         """Enqueue a stream's messages into a topic (the same one by default), each exactly once, across restarts.
 
-        `allow_gaps` is that of `replay`; the result's `gaps` then says where the log starts.
+        `allow_gaps` is that of `replay`; the result's `gaps` then says where the log starts. With `count` it is done
+        after that many messages.
         """
         first, last, chosen = log_range(start, end, partitions)
         command = replays.StartReplay(
-            name, topic, into, first, last, chosen, mode, where, rate, priority, delay, deliver_at, keep_due, allow_gaps
+            name,
+            topic,
+            into,
+            first,
+            last,
+            chosen,
+            mode,
+            where,
+            rate,
+            priority,
+            delay,
+            deliver_at,
+            keep_due,
+            allow_gaps,
+            count,
         )
         info: ReplayInfo = await self.do(command)
         return info

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from heapline.contract.call import Access, Command, Feed, Page, Right, call_family
 from heapline.contract.check import fail
@@ -36,6 +36,7 @@ from heapline.logs import Log
 
 replay_call = call_family(feature="replay")
 Mode = Literal["all", "fast"]
+RowCount = Annotated[int, Meta(ge=1, le=1 << 53)]
 
 
 class ReplayStep(Struct, frozen=True, omit_defaults=True):
@@ -65,7 +66,8 @@ class Replay(Feed[ReplayStep]):
 
     mode="fast" reads only the last state of each message, and only messages that still exist. With `checkpoint` it
     continues where SaveCheckpoint left off. If rows after the start were reclaimed, the call is refused; with
-    `allow_gaps` it begins where the log does, and the first step says so.
+    `allow_gaps` it begins where the log does, and the first step says so. With `count` it ends after that many rows,
+    and the next one with the same checkpoint continues after them.
     """
 
     topic: Topic
@@ -77,6 +79,7 @@ class Replay(Feed[ReplayStep]):
     rate: Rate | None = None
     checkpoint: CheckpointName | None = None
     allow_gaps: bool = False
+    count: RowCount | None = None  # of the rows that `where` and `mode` let through
 
     def validate(self) -> None:
         check_partitions(self.partitions)
@@ -125,6 +128,7 @@ class StartReplay(Command[ReplayInfo]):
     deliver_at: Instant | None = None
     keep_due: bool = False
     allow_gaps: bool = False
+    count: RowCount | None = None  # messages after which it is done
 
     def validate(self) -> None:
         check_partitions(self.partitions)

@@ -229,13 +229,15 @@ class ReplayInfo(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     started_at: datetime | None = None
     gaps: dict[int, int] = {}  # partition -> where the log starts, if earlier rows that were requested are reclaimed
+    count: int | None = None  # messages after which it is done, if it does not reach the ends before
 
     @property
     def done_share(self) -> float:
-        """The completed share, 0 to 1, of the log rows between the starts and the ends."""
+        """The completed share, 0 to 1, of the log rows between the starts and the ends, or of `count`."""
         whole = sum(self.ends[p] - start for p, start in self.starts.items())
         done = sum(self.positions[p] - start for p, start in self.starts.items())
-        return done / whole if whole else 1.0
+        share = done / whole if whole else 1.0
+        return share if self.count is None else max(share, self.replayed / self.count)
 
 
 class GroupEvents(Protocol):

@@ -223,12 +223,13 @@ class SyncBroker(Methods):
         checkpoint: str | None = None,
         batches: bool = False,
         allow_gaps: bool = False,
+        count: int | None = None,
     ) -> Iterator[StreamMessage | StreamBatch]:
         """Read the stream again; see Broker.replay."""
         # A row is done when the next one is requested. Without a checkpoint nothing counts, so rows come in batches.
         whole = batches or checkpoint is None
         read = partial(self._inner().replay, topic, start=start, end=end, partitions=partitions, mode=mode, where=where)
-        rows = read(rate=rate, checkpoint=checkpoint, batches=whole, allow_gaps=allow_gaps)
+        rows = read(rate=rate, checkpoint=checkpoint, batches=whole, allow_gaps=allow_gaps, count=count)
         if batches or not whole:
             return self._iterate(rows)
         return (row for batch in self._iterate(rows) for row in batch.messages())

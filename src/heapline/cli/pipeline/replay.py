@@ -56,6 +56,7 @@ def past_messages(
     start: Annotated[Position, f"First row: {POSITION}"] = None,
     end: Annotated[Position, "Position to stop before. Default: the end now."] = None,
     filter: Annotated[Sql | None, "--where", CONDITION_HELP] = None,
+    count: Annotated[int | None, "-n", "Maximum number of messages, the first of each partition.", Meta(ge=1)] = None,
     select: Annotated[Sql | None, CHANGES_HELP] = None,
     lake: Annotated[str | None, ARCHIVE_HELP, Value("DIR")] = None,
 ) -> dict[str, Any]:

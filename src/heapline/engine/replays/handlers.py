@@ -20,7 +20,7 @@ from heapline.contract.stream import ReplayInfo
 from heapline.engine.handlers import feeds, handles
 from heapline.engine.replays.job_runner import rows_within
 from heapline.engine.replays.jobs import load, save
-from heapline.engine.replays.reader import Pace, Reading
+from heapline.engine.replays.reader import ANY_NUMBER, Pace, Reading
 from heapline.engine.replays.requests import Change, find_ranges, request_of
 from heapline.engine.runner import TopicRunner
 from heapline.engine.topics import TopicKeeper
@@ -74,15 +74,18 @@ async def replay(broker: TopicKeeper, feed: replays.Replay, context: Context) ->
     ends = {p: last for p, (_, last) in ranges.items()}
     yield replays.ReplayStep(runner.name, {p: first for p, (first, _) in ranges.items()}, ends, gaps=gaps)
     reading, pace = Reading(runner, request, ranges, broker.clock), Pace(request.rate, broker.clock)
+    left = ANY_NUMBER if request.count is None else request.count
     try:
         while not reading.is_done:
             portion = await reading.next()
             while len(portion):
-                count = min(await pace.room(reading.stay), rows_within(portion, STEP_BYTES))
+                count = min(await pace.room(reading.stay), rows_within(portion, STEP_BYTES), left)
                 head, portion = portion.split(count)
                 pace.went(count)
                 batches = [pack_batch(rows.batch) for rows in head.rows]
                 yield replays.ReplayStep(runner.name, head.positions, ends, batches, runner.loaded.topic.id_suffix)
+                if request.count is not None and not (left := left - count):
+                    return
             yield replays.ReplayStep(runner.name, portion.positions, ends)
     finally:
         await reading.close()

@@ -55,7 +55,7 @@ from heapline.core.record import DEFAULT_RETRIES
 from heapline.engine.columns import Columns, EnqueueCall, Identity, batch_bytes_max, check_batch_bytes, check_one
 from heapline.engine.replays.jobs import Job
 from heapline.engine.replays.portions import Portion, Rows
-from heapline.engine.replays.reader import AFTER_MS, Hold, Pace, Reading
+from heapline.engine.replays.reader import AFTER_MS, ANY_NUMBER, Hold, Pace, Reading
 from heapline.engine.replays.requests import Change, check_there
 from heapline.engine.runner import TopicRunner
 from heapline.logs import Log
@@ -200,6 +200,12 @@ class JobRun:
         await asyncio.sleep(self._pause)
         self._pause = min(2 * self._pause, PAUSE_MAX)
 
+    @property
+    def _left(self) -> int:
+        """How many more messages the job enqueues at most."""
+        count = self.job.request.count
+        return ANY_NUMBER if count is None else count - self.job.replayed
+
     def _changed(self, **fields: Any) -> Job:
         return msgspec.structs.replace(self.job, **fields)
 
@@ -216,7 +222,7 @@ class JobRun:
         hold = self._hold = self._hold or Hold(source, self._clock, job.name, 0 if self._is_taken_up else AFTER_MS)
         reading = Reading(source, job.request, ranges, self._clock, job.seen, hold)
         try:
-            while not reading.is_done:
+            while not reading.is_done and self._left:
                 await self._pass_on(await reading.next(), reading, target)
         finally:
             await reading.close()
@@ -254,7 +260,9 @@ class JobRun:
             if self._ahead:
                 portion = self._pass_over(portion)
                 continue
-            room = min(self._rows_max, await self._pace.room(reading.stay))
+            if not self._left:
+                return
+            room = min(self._rows_max, self._left, await self._pace.room(reading.stay))
             nbytes = min(BATCH_BYTES, batch_bytes_max(target.loaded.topic.config, self._rows_max) // 2)
             count = rows_within(portion.split(room)[0], nbytes)
             head, portion = portion.split(count)

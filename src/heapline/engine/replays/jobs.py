@@ -128,6 +128,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             error=self.error,
             started_at=from_ms(self.started_ms),
             gaps=self.gaps,
+            count=self.request.count,
         )
 
 

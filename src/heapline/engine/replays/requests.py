@@ -46,6 +46,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     where: ReplayFilter | None = None
     rate: float | None = None
     allow_gaps: bool = False
+    count: int | None = None
 
 
 class Selection(NamedTuple):
@@ -76,6 +77,7 @@ def request_of(command: Replay | StartReplay) -> Request:
         where=where,
         rate=command.rate,
         allow_gaps=command.allow_gaps,
+        count=command.count,
     )
 
 

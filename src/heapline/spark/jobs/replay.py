@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from heapline.contract.errors import BadRequest
@@ -55,6 +55,7 @@ def replay(
     start: LogPosition = None,
     end: LogPosition = None,
     filter: str | None = None,
+    count: int | None = None,
     select: str | None = None,
     lake: str | Path | None = None,
     source: Mapping[str, str] | None = None,
@@ -66,12 +67,15 @@ def replay(
     """Enqueue the messages of `topic` between two positions of its log into `into` (default: the same topic), once.
 
     `start` and `end` are times or offsets by partition; the defaults are the beginning and now. `filter` is a SQL
-    condition on the columns of the view `messages`. `select` has SQL expressions whose columns replace those that a
+    condition on the columns of the view `messages`, and `count` the number of rows that pass it and are enqueued: the
+    first ones of each partition, as evenly as possible. `select` has SQL expressions whose columns replace those that a
     message would keep (`"priority + 10 AS priority"`). `where` names the server to write to, and to read from unless
     `source` names another (`{"path": …}`). With `lake`, an archive is read and then the log from its end on; with
     `source={}` as well, only the archive. `name` identifies the job, as for `load`.
     """
     chunked_write.check_name(name)
+    if count is not None and count < 1:
+        raise BadRequest(f"count is at least 1, not {count}")
     to, target = server_options(where), into or topic
     job = JobFolder(folder, name)
     log = _Log(spark, dict(where if source is None else source), None if lake is None else str(lake), topic)
@@ -81,6 +85,7 @@ def replay(
         "start": _describe(start),
         "end": _describe(end),
         "filter": filter,
+        "count": count,
         "select": select,
         "lake": None if lake is None else str(lake),
         "path": dict(source or {}).get("path"),
@@ -94,6 +99,8 @@ def replay(
 
         def make() -> tuple[list[Any], Json]:
             ranges = log.ranges(start, end)
+            if count is not None:
+                ranges = first_of(log.messages(ranges), ranges, filter, count)
             sink_columns({**to, "topic": target}, rows_of(ranges))
             size = min(chunked_write.chunk_size(chunk_rows, rate), chunked_write.CHUNK_ROWS)
             return sliced(ranges, size), {"ranges": {str(p): list(r) for p, r in ranges.items()}}
@@ -162,6 +169,17 @@ def _within(found: tuple[int, int], start: LogPosition, end: LogPosition, partit
     if isinstance(end, Mapping):
         last = min(last, end[partition]) if partition in end else first
     return first, last
+
+
+def first_of(rows: Any, ranges: Ranges, condition: str | None, count: int) -> Ranges:
+    """Return shorter ranges, which contain `count` rows that pass: the first of each partition, in turn."""
+    with short_sql_errors():
+        found = rows if condition is None else rows.where(condition)
+        number = F.row_number().over(Window.partitionBy("partition").orderBy("offset"))
+        first = found.select("partition", "offset", number.alias("number")).orderBy("number", "partition").limit(count)
+        lasts = first.groupBy("partition").agg(F.max("offset").alias("last")).collect()
+        ends = {row["partition"]: row["last"] + 1 for row in lasts}
+    return {p: (start, ends.get(p, start)) for p, (start, _) in ranges.items()}
 
 
 def sliced(ranges: Ranges, chunk_rows: int) -> list[Json]:

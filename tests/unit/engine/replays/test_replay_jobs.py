@@ -153,6 +153,26 @@ async def test_replay_into_a_full_topic_waits_with_smaller_batches(monkeypatch: 
         assert got == [b"%d" % i for i in range(10)]
 
 
+async def test_replay_that_waits_enqueues_count_messages_across_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_runner, "PAUSE", 0.0)
+    async with opened() as rig:
+        await rig.topic("other", max_backlog=3)
+        await fill(rig.hl, 10)
+        await rig.hl.start_replay("r", "jobs", into="other", count=7)
+        got: list[bytes] = []
+        async with asyncio.timeout(30):
+            while len(got) < 7:
+                new = await drained(rig.hl, "other")
+                if new:
+                    await rig.reopen()
+                got += new
+                await asyncio.sleep(0)
+        info = await ended(rig.hl)
+        assert (info.state, info.replayed, info.done_share) == ("done", 7, 1.0)
+        assert await drained(rig.hl, "other") == []
+        assert got == [b"%d" % i for i in range(7)]
+
+
 async def test_deleted_target_ends_the_replay_even_if_recreated(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as rig:
         await rig.topic("other", max_backlog=1)
