@@ -173,6 +173,13 @@ def test_every_block_is_run_or_has_a_reason_not_to() -> None:
             before = block
 
 
+def test_block_that_is_a_file_begins_with_its_name() -> None:
+    """Websites hide what follows the language of a fence, so a reader sees the name only in a comment."""
+    files = [(walk.page, block) for walk in walks() for block in walk.blocks if block.file is not None]
+    assert files
+    assert [f"{page}:{block.line}" for page, block in files if not block.body.startswith(f"# {block.file}\n")] == []
+
+
 def test_units_of_the_guide_name_flags_that_exist() -> None:
     """Blocks that need systemd or a cluster at least use flags that exist."""
     walk = next(walk for walk in walks() if walk.page == "guide/operations.md")
