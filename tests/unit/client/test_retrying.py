@@ -191,6 +191,21 @@ def test_failed_channel_is_closed_and_the_next_endpoint_used() -> None:
     assert [c.closed for c in world.channels] == [True, True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("endpoints", "event"),
+    [
+        (("a:1",), "connection failed; reconnecting"),
+        (("a:1", "b:1"), "connection failed; trying the next endpoint"),
+    ],
+)
+def test_failed_connection_is_logged_with_what_happens_next(
+    endpoints: tuple[str, ...], event: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="heapline"):
+        run(World(UnavailableError("cut"), endpoints=endpoints).do(STATS))
+    assert caplog.messages == [f"{event} endpoint='a:1' error='cut'"]
+
+
 def test_reloading_topic_does_not_change_the_endpoint() -> None:
     world = World(TopicReloading("jobs", "x"), endpoints=("a:1", "b:1"))
     run(world.do(STATS))

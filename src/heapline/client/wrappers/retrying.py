@@ -211,7 +211,9 @@ class Retrying:
     def _failed(self, link: _Link, error: HeaplineError) -> None:
         """After a transient error, send the next call over a new connection to the next endpoint."""
         if self._link is link and is_transient(error) and not isinstance(error, TopicReloading):
-            log.info("connection failed; trying the next endpoint", endpoint=link.endpoint, error=str(error))
+            is_only = len(self._endpoints) == 1
+            event = "connection failed; reconnecting" if is_only else "connection failed; trying the next endpoint"
+            log.info(event, endpoint=link.endpoint, error=str(error))
             link.is_abandoned = True
             self._link = None
             self._turn += 1
