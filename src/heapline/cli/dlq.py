@@ -132,7 +132,7 @@ def _groups_table(groups: list[DeadLetterGroup]) -> Table:
 
 @app.call("count", example="jobs --reason timeout", json='{"count": NUMBER, "as_of": TIME}.', where=_filter)
 async def count_command(hl: Broker, out: Output, where: DlqFilter | None, topic: TopicArgument) -> None:
-    """Report how many dead letters options select, and the option that limits a replay or deletion to these."""
+    """Report how many dead letters the options select, and how to replay or delete only those."""
     found = await hl.dlq_count(topic, where)
     as_of = found.as_of.isoformat().replace("+00:00", "Z")
     out.row(found, f"{counted(found.count, 'dead letter')}; to replay or delete only these, add --died-before {as_of}")

@@ -48,7 +48,7 @@ app = NetworkGroup(
 dead_app = NetworkGroup(
     "group dead",
     example="group dead list jobs billing",
-    help="List, replay and delete the rows that a group failed too often.",
+    help="List, replay and delete the dead letters of a group: rows that failed too often.",
 )
 app.add_typer(dead_app, name="dead")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command as build_command
 
-from heapline.cli.options import declare, with_example
+from heapline.cli.options import declare, paragraphs, with_example
 from heapline.contract.errors import BadRequest, HeaplineError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -98,7 +97,7 @@ class CommandGroup(typer.Typer):
 
     def __init__(self, path: str, example: str, more: str = "", help: str = "", cls: type[Group] = Group) -> None:
         self._path = path
-        text = with_example(f"{help or SUBCOMMANDS[path].help}\n\n{inspect.cleandoc(more)}", example)
+        text = with_example(f"{help or SUBCOMMANDS[path].help}\n\n{paragraphs(more)}", example)
         super().__init__(cls=cls, add_completion=False, no_args_is_help=True, rich_markup_mode="rich", help=text)
         self.callback()(lambda: None)  # otherwise a group of one command would be that command
 
@@ -106,7 +105,7 @@ class CommandGroup(typer.Typer):
         """Register a command. `example` is its arguments in an example; None if its docstring has one."""
 
         def register(function: F) -> F:
-            called, help = name or function.__name__, function.__doc__ or ""
+            called, help = name or function.__name__, paragraphs(function.__doc__ or "")
             help = help if example is None else with_example(help, f"{self._path} {called} {example}".rstrip())
             return super(CommandGroup, self).command(called, cls=Command, help=help, **options)(declare(function))
 
@@ -117,7 +116,7 @@ def command_of(target: Any, name: str) -> Any:
     """Build the command of a typer app, or of a function."""
     if not isinstance(target, typer.Typer):
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        single.command(cls=Command)(declare(target))
+        single.command(cls=Command, help=paragraphs(target.__doc__ or ""))(declare(target))
         target = single
     command = build_command(target)
     command.name = name

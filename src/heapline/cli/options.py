@@ -223,6 +223,11 @@ def compose(
     return _sign(call, [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options])
 
 
+def paragraphs(help: str) -> str:
+    """Join the lines of each paragraph, so that --help wraps them. A line after a colon stays on its own."""
+    return re.sub(r"(?<![:\n])\n(?!\n)", " ", inspect.cleandoc(help))
+
+
 def with_example(help: str, arguments: str) -> str:
     """Insert an example after the first paragraph of a help text."""
     first, _, rest = inspect.cleandoc(help).partition("\n\n")

@@ -145,6 +145,13 @@ def test_flags_are_shown_as_flags_and_every_option_has_help(path: str) -> None:
     assert not [param.name for param in command.params if not param.help]
 
 
+@pytest.mark.parametrize("path", COMMANDS)
+def test_help_wraps_at_the_width_of_the_terminal(path: str) -> None:
+    """A line break of the source would end a line early. One after a colon, before a command, stays."""
+    help = COMMANDS[path][0].help or ""
+    assert [part for part in help.split("\n\n") if "\n" in part.replace(":\n", "")] == []
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["topic", "--help"], ["serve", "--help"], ["worker", "--help"]])
 def test_help_imports_no_heavy_package(arguments: list[str]) -> None:
     program = (
