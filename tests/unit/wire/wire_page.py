@@ -113,8 +113,13 @@ def fields_of(kind: Any, found: dict[str, Any]) -> list[str]:
             name = name.replace("i64", "u8")
         if kind is LogEvent and field.name == "columns":
             name = "map of text to LogColumn"
-        rows.append(f"`{field.encode_name}`{is_optional} {name}")
+        rows.append(f"`{field.encode_name}`{is_optional} {name}{default_of(field)}")
     return rows
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> str:
+    value = field.default.value if isinstance(field.default, Enum) else field.default
+    return f" = {json.dumps(value)}" if isinstance(value, bool | int | float | str) else ""
 
 
 def commands() -> str:
