@@ -90,8 +90,9 @@ def test_demo_fails_if_a_payload_is_damaged(tmp_path: Path, monkeypatch: pytest.
     assert "with a damaged payload" in result.output
 
 
-def test_demo_serve_uses_other_ports_beside_another_server(tmp_path: Path) -> None:
-    """A port of the user's own server is in use: the demo serves on other ports, and removes its files at Ctrl-C."""
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_demo_serve_uses_other_ports_beside_another_server(stop: signal.Signals, tmp_path: Path) -> None:
+    """A port of the user's own server is in use: the demo uses others, and removes its files when it stops."""
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):  # another process has the port already
@@ -109,6 +110,6 @@ def test_demo_serve_uses_other_ports_beside_another_server(tmp_path: Path) -> No
                 while not hl.list_topics():  # the load creates them
                     pass
         finally:
-            demo.send_signal(signal.SIGINT)
+            demo.send_signal(stop)
             assert demo.wait(60) == 0
     assert not list(tmp_path.iterdir())

@@ -128,7 +128,8 @@ async def _consume(hl: Any, line: Line, name: str) -> None:
 
 
 def serve_demo(data: Path) -> None:
-    """Serve a directory in another process, and run the load on it until Ctrl-C."""
+    """Serve a directory in another process, and run the load on it until Ctrl-C or SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise the server would outlive this process
     ports = _ports()
     flags = [
         part
