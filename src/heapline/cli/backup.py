@@ -21,7 +21,7 @@ from typing import Annotated
 from rich.markup import escape
 
 from heapline.cli.options import Env
-from heapline.cli.output import make_console, size
+from heapline.cli.output import counted, make_console, size
 from heapline.clock import SystemClock
 from heapline.contract.errors import BadRequest, CorruptionError
 from heapline.engine.catalog import FILE as CATALOG
@@ -62,12 +62,12 @@ def backup(
             continue
         kept[entry.namespace, entry.name] = entry
         total += copied.bytes
-        console.print(f"{escape(entry.topic)}: up to unit {copied.unit}, {copied.segments} segments")
+        console.print(f"{escape(entry.topic)}: up to unit {copied.unit}, {counted(copied.segments, 'segment')}")
     SmallFiles(disk, f"{to}/{REPLAYS}").write_all(replays)
     _copy_root_files(data, to)
     catalog.write_copy(f"{to}/{CATALOG}", kept)
     disk.fsync_dir(str(to.resolve().parent))
-    console.print(f"[green]{len(kept)} topics, {size(total)}[/green] in {escape(str(to))}")
+    console.print(f"[green]{counted(len(kept), 'topic')}, {size(total)}[/green] in {escape(str(to))}")
 
 
 def _turn(entry: Entry) -> int:

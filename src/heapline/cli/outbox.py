@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from heapline.cli.connection import SERVER, TO_HELP, Address, CaOption, KeyFileOption
 from heapline.cli.main import CommandGroup
 from heapline.cli.options import Env, JsonOption
-from heapline.cli.output import Output, harmless
+from heapline.cli.output import Output, counted, harmless
 from heapline.client import connect
 from heapline.contract.errors import BadRequest
 from heapline.outbox import create_tables
@@ -54,7 +54,7 @@ def relay(
         relayed = asyncio.run(
             serve(database, to=to, data=data, key_file=key_file, once=once, poll=poll, batch_rows=batch_rows)
         )
-    typer.echo(f"{relayed} messages relayed")
+    typer.echo(f"{counted(relayed, 'message')} relayed")
 
 
 @app.command(example="--database sqlite:///shop.db")
@@ -95,7 +95,7 @@ def retry(
     if bool(rows) == every:
         raise BadRequest("select rows by their ids, as `heapline outbox status` shows them, or use --all")
     count = _transact(database, lambda connection: retry_refused(connection, rows or (), topic))
-    typer.echo(f"{count} rows will be sent again")
+    typer.echo(f"{counted(count, 'row')} will be sent again")
 
 
 def _transact(database: str, work: Callable[[Any], T]) -> T:

@@ -72,10 +72,10 @@ def test_all_commands_take_the_url_of_an_async_driver(url: str, data: Path) -> N
     assert "exist" in run("init", "--database", asynchronous)
     assert run("status", "--database", asynchronous) == "no rows are waiting\n"
     write(url, b"1", bytes(11))
-    assert "1 messages relayed" in run("relay", "--database", asynchronous, "--data", data, "--once")
+    assert "1 message relayed" in run("relay", "--database", asynchronous, "--data", data, "--once")
     assert run("status", "--database", asynchronous).startswith("refused: 1\n")
     printed = run("retry", "--database", asynchronous, "--all", "--topic", "default/jobs")
-    assert printed == "1 rows will be sent again\n"
+    assert printed == "1 row will be sent again\n"
 
 
 def test_relay_refuses_bad_options_with_advice(url: str, data: Path) -> None:
@@ -93,11 +93,11 @@ def test_refused_rows_are_sent_again_after_retry(url: str, data: Path) -> None:
         hl.update_topic("jobs", max_payload_bytes=100)
     assert "0 messages relayed" in run("relay", "--database", url, "--data", data, "--once"), "not without retry"
     assert "0 rows" in run("retry", "--database", url, "--all", "--topic", "other")
-    assert "1 rows" in run("retry", "--database", url, "2")
-    assert "1 messages relayed" in run("relay", "--database", url, "--data", data, "--once")
-    assert "1 rows" in run("retry", "--database", url, "--all")
+    assert "1 row will" in run("retry", "--database", url, "2")
+    assert "1 message relayed" in run("relay", "--database", url, "--data", data, "--once")
+    assert "1 row will" in run("retry", "--database", url, "--all")
     assert "0 rows" in run("retry", "--database", url, "1"), "it is no longer refused"
-    assert "1 messages relayed" in run("relay", "--database", url, "--data", data, "--once")
+    assert "1 message relayed" in run("relay", "--database", url, "--data", data, "--once")
     assert run("status", "--database", url) == "no rows are waiting\n"
 
 
@@ -108,7 +108,7 @@ def test_row_that_may_be_enqueued_is_sent_again_only_by_id(url: str) -> None:
     with engine.begin() as connection:
         connection.execute(OUTBOX.update().values(failed_ms=1, error=IN_DOUBT))
     assert "0 rows" in run("retry", "--database", url, "--all")
-    assert "1 rows" in run("retry", "--database", url, "2")
+    assert "1 row will" in run("retry", "--database", url, "2")
     assert run("status", "--database", url).startswith("refused: 1\nwaiting: 1\n")
     engine.dispose()
 
@@ -133,7 +133,7 @@ def test_relay_ends_on_sigterm_and_releases_its_lane(url: str, data: Path) -> No
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 0, said
-    assert re.search("^1 messages relayed$", said, re.MULTILINE)
+    assert re.search("^1 message relayed$", said, re.MULTILINE)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT owner FROM heapline_outbox_lane").scalars().all() == [None]
     engine.dispose()

@@ -131,7 +131,7 @@ def test_command_relays_into_a_directory(tmp_path: Path) -> None:
     enqueue("jobs", b"x")
     out = io.StringIO()
     call_command("heapline_relay", "--once", "--data", str(tmp_path / "data"), stdout=out)
-    assert out.getvalue() == "1 messages relayed\n"
+    assert out.getvalue() == "1 message relayed\n"
     with heapline.open_sync(tmp_path / "data", spare_segment_bytes=0) as broker:
         assert [m.payload for m in broker.pop("jobs")] == [b"x"]
 

@@ -36,4 +36,4 @@ class Command(BaseCommand):
             )
         except HeaplineError as error:
             raise CommandError(f"{type(error).__name__}: {error}") from error
-        self.stdout.write(f"{relayed} messages relayed")
+        self.stdout.write(f"{relayed} message{'' if relayed == 1 else 's'} relayed")
