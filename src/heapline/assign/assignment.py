@@ -89,7 +89,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     def decode(cls, value: bytes) -> Document:
         if value[:1] != FORMAT:
             raise UnknownFormat("the assignment document", value[0] if value else 0)
-        return msgspec.msgpack.decode(zlib.decompress(value[1:]), type=cls)
+        return _decode(zlib.decompress(value[1:]))
 
     def grants(self, worker: str, session: str) -> dict[Partition, int]:
         """Return the partitions that this session may hold, with their fences."""
@@ -133,6 +133,9 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
             if target != NO_WORKER:
                 plan.setdefault(self.workers[target], []).append(self.partition(i))
         return plan
+
+
+_decode = msgspec.msgpack.Decoder(Document).decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import msgspec
 from heapline.assign.errors import ElectionFailed
 from heapline.assign.kv import KV, Conflict, Entry, decode_record, encode_record
 from heapline.assign.leases import GUARD
+from heapline.contract.check import describe_types
 
 LEADER_KEY = "leader"
 
@@ -30,6 +31,9 @@ class LeaderRecord(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int  # rises with every term
     beats: int = 0
     released: bool = False
+
+
+describe_types(LeaderRecord)
 
 
 class ElectionAgent(Protocol):

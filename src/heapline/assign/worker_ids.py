@@ -19,6 +19,7 @@ import msgspec
 from heapline.assign.config import Config
 from heapline.assign.errors import StableIDExhausted
 from heapline.assign.kv import KV, Conflict, Entry, decode_record, encode_record
+from heapline.contract.check import describe_types
 
 WORKER_PREFIX = "worker."
 
@@ -47,6 +48,9 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     refreshes: int = 0  # number of partition listings this session has requested
     ttl: float = 0.0  # seconds that its holder counts on a renewal; 0 = unknown
     follows: str = ""  # the previous session of this id, if it had provably ended when this one began
+
+
+describe_types(WorkerRecord)
 
 
 def worker_key(worker: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from heapline.contract import groups, topics
-from heapline.contract.check import build
+from heapline.contract.check import build, describe_types
 from heapline.contract.config import GroupConfig, TopicConfig, check_names, plain_settings
 from heapline.contract.errors import BadRequest
 from heapline.contract.groups import position
@@ -16,6 +16,7 @@ from heapline.contract.message import Outgoing
 from heapline.contract.stream import Place
 
 MessageId = str | int
+describe_types(topics.TopicSettings, groups.GroupSettings)
 
 
 def settings(what: str, given: Mapping[str, Any], config: type[msgspec.Struct], kind: Any) -> Any:

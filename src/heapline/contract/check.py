@@ -72,6 +72,15 @@ def read(kind: type[T], raw: Any, decode: Callable[[], T], *, lax: bool = False)
         explain(kind, raw, error, lax=lax)
 
 
+def describe_types(*kinds: Any) -> None:
+    """Have msgspec describe these types now, at import, in one thread.
+
+    It describes a type when it first decodes one, and crashes the process if two threads do that at the same time.
+    """
+    for kind in kinds:
+        msgspec.msgpack.Decoder(kind)
+
+
 def build(kind: type[T], raw: Mapping[str, Any], *, lax: bool = False) -> T:
     """Build a struct from plain values. `lax` reads numbers and booleans from text, as a query string has them."""
     return read(kind, raw, lambda: msgspec.convert(raw, kind, strict=not lax), lax=lax)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from heapline.contract.check import build, compile_check, fail
+from heapline.contract.check import build, compile_check, describe_types, fail
 from heapline.contract.errors import BadName, BadRequest, Unsupported
 
 C = TypeVar("C", "TopicConfig", "GroupConfig", "BrokerConfig")
@@ -317,6 +317,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if 0 < self.spare_segment_bytes < SEGMENT_BYTES_MIN:
             wanted = f"0 or an integer from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX}"
             fail("spare_segment_bytes", wanted, self.spare_segment_bytes)
+
+
+describe_types(TopicConfig, GroupConfig, BrokerConfig)
 
 
 def make_broker_config(fields: dict[str, Any]) -> BrokerConfig:

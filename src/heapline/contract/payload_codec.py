@@ -8,6 +8,7 @@ name the position at which a payload is invalid, and never its contents.
 from __future__ import annotations
 
 import re
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from heapline.contract.errors import BadRequest
 JSON = "application/json"
 CONTENT_TYPE = "content-type"
 MSGPACK = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
+_building = Lock()  # msgspec crashes if two threads build the first decoder of a type at the same time
 _VALUE = re.compile(r"(Invalid (?:enum )?value) .*?( - at `|$)", re.DOTALL)  # msgspec quotes the invalid value
 
 
@@ -29,14 +31,20 @@ def decode(payload: bytes, content_type: str | None, kind: Any = Any) -> Any:
     media = (content_type or JSON).partition(";")[0].strip().lower()
     try:
         if media == JSON or media.endswith("+json"):
-            return msgspec.json.decode(payload, type=kind, dec_hook=read_foreign)
+            return build_decoder(msgspec.json.Decoder, kind).decode(payload)
         if media in MSGPACK:
-            return msgspec.msgpack.decode(payload, type=kind, dec_hook=read_foreign)
+            return build_decoder(msgspec.msgpack.Decoder, kind).decode(payload)
     except RecursionError:
         raise BadRequest("cannot decode the payload: it is nested too deeply") from None
     except msgspec.DecodeError as error:
         raise BadRequest(f"cannot decode the payload: {without_values(error)}") from None
     raise BadRequest(f"the payload is {media!r}, which is not JSON; read it from m.payload")
+
+
+def build_decoder(decoder: Any, kind: Any) -> Any:
+    """Return msgspec's decoder of a program's own type. It may be the first one, and other threads may need it too."""
+    with _building:
+        return decoder(kind, dec_hook=read_foreign)
 
 
 def without_values(error: Exception) -> str:

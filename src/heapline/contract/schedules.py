@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from heapline.contract.call import Access, Command, Page, Repeat, Right, call_family
-from heapline.contract.check import fail
+from heapline.contract.check import describe_types, fail
 from heapline.contract.config import DEFAULT_NAMESPACE, NAME, parse_topic
 from heapline.contract.errors import BadName, BadRequest
 from heapline.contract.fields import Cursor, Key, Priority, Topic
@@ -69,6 +69,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         fields = {name: getattr(self, name) for name in MESSAGE_FIELDS}
         own = {SCHEDULE: self.name, SCHEDULED_AT: from_ms(fire_ms).isoformat(timespec="milliseconds")}
         return Outgoing(**fields, headers={**self.headers, **own}, seq=fire_ms)
+
+
+describe_types(Schedule)
 
 
 def make_schedule(name: str, **fields: Any) -> Schedule:

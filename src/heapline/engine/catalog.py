@@ -53,6 +53,9 @@ def _with_checksum(text: bytes) -> bytes:
     return _CRC.sub(b'"crc32c": "%08x"' % crc32c(blank), blank, count=1)
 
 
+_decode_file = msgspec.json.Decoder(_File).decode
+
+
 class Catalog:
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
@@ -71,7 +74,7 @@ class Catalog:
             version = msgspec.json.decode(data, type=dict)["version"]
             if version != VERSION:
                 raise UnknownFormat(self._path, version)
-            file = msgspec.json.decode(data, type=_File)
+            file = _decode_file(data)
         except (msgspec.MsgspecError, KeyError, UnicodeDecodeError) as error:
             raise self._damaged(str(error)) from error
         if not _CRC.search(data) or _with_checksum(data) != data:

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from heapline.contract import inspection
 from heapline.contract.call import Context, cursor_of, read_cursor
+from heapline.contract.check import describe_types
 from heapline.contract.errors import MessageNotFound
 from heapline.contract.fields import OFFSET_MAX
 from heapline.contract.inspection import MessageEvent, MessageLife
@@ -37,6 +38,9 @@ class _Cursor(msgspec.Struct, array_like=True):
     unit: Annotated[int, Meta(ge=0, le=OFFSET_MAX)]
     since: Annotated[int, Meta(ge=0, le=1 << 47)]  # journal time of the first unit that was read, ms
     life: Life
+
+
+describe_types(_Cursor)
 
 
 class _Scan:

@@ -68,6 +68,7 @@ FRAME_BYTES = 8  # of a frame without events
 
 
 #: A lease of a partition's first messages: its event, and their ids, keys, and positions with the new attempts.
+_decode_config = msgspec.json.Decoder(TopicConfig).decode
 ChosenLease = tuple[Partition, Leased, list[int], list[int], list[int]]
 
 
@@ -355,7 +356,7 @@ class Topic:
         """Adopt settings (JSON) that the journal or a snapshot has recorded, if they have more partitions than the
         catalog's. Otherwise the catalog's settings, passed to the constructor, are newer: see topic_growth.py."""
         if msgspec.json.decode(settings)["partitions"] > self._partitions_given:
-            self.set_config(msgspec.json.decode(settings, type=TopicConfig))
+            self.set_config(_decode_config(settings))
 
     def extend(self, count: int) -> None:
         """Extend the topic to `count` partitions. New ones are empty, and their offsets start at 0."""

@@ -46,6 +46,9 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True):
     blobs: list[BlobRef]
 
 
+_decode_manifest = msgspec.msgpack.Decoder(Manifest).decode
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     unit: int
     state: bytes
@@ -143,7 +146,7 @@ class SnapshotStore:
     def _read_manifest(self, path: str, unit: int) -> Manifest:
         body, _ = _unframed(self._read(path), SNAP_MAGIC, unit, path)
         try:
-            return msgspec.msgpack.decode(body, type=Manifest)
+            return _decode_manifest(body)
         except msgspec.MsgspecError as error:
             raise SnapshotCorrupt(path, f"it cannot be decoded: {error}") from None
 

@@ -183,6 +183,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     correlation_id: str = ""
 
 
+_decode_line = msgspec.json.Decoder(Line).decode
+
+
 class AuditLog:
     def __init__(self, directory: str, clock: Clock, *, bytes_max: int = BYTES_MAX, kept: int = KEPT) -> None:
         self._path, self._clock = f"{directory}/{FILE}", clock
@@ -277,7 +280,7 @@ def _read_cursor(cursor: str | None) -> tuple[int | None, int | None]:
 def _decoded(line: bytes) -> AuditLine | None:
     """Return the line, or None if a crash left only part of it."""
     try:
-        found = msgspec.json.decode(line, type=Line)
+        found = _decode_line(line)
     except msgspec.MsgspecError:
         return None
     fields = msgspec.structs.asdict(found)

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 from msgspec import Meta
 
-from heapline.contract.check import build
+from heapline.contract.check import build, describe_types
 from heapline.contract.config import check_config, check_names
 from heapline.contract.errors import BadRequest
 
@@ -81,6 +81,9 @@ class SqlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise BadRequest(f"slow_mode is not used with durability={self.policy!r}; omit it")
         if self.wal is not None and self.policy != "wal":
             raise BadRequest(f"wal is not used with durability={self.policy!r}; omit it, or choose durability='wal'")
+
+
+describe_types(SqlConfig)
 
 
 def make_sql_config(postgres: Sequence[str], fields: dict[str, Any]) -> SqlConfig:

@@ -121,6 +121,7 @@ class Turn(NamedTuple):
 
 
 Work = Callable[[Turn], Awaitable[T]]
+_decode_config = msgspec.json.Decoder(TopicConfig).decode
 
 
 class Name(NamedTuple):
@@ -136,7 +137,7 @@ class Name(NamedTuple):
 
 @lru_cache(1024)
 def read_config(text: str) -> tuple[TopicConfig, Ordering]:
-    config = msgspec.json.decode(text, type=TopicConfig)
+    config = _decode_config(text)
     return config, ordering_of(config)
 
 

@@ -80,6 +80,7 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Batch).decode
+_decode_identity = msgspec.json.Decoder(Identity).decode
 
 
 def decode_batch(data: bytes, path: str) -> Batch:
@@ -143,7 +144,7 @@ def _with_parents(path: str) -> list[str]:
 
 def read_identity(disk: Disk, path: str) -> Identity:
     try:
-        found = msgspec.json.decode(disk.read_file(path), type=Identity)
+        found = _decode_identity(disk.read_file(path))
     except msgspec.MsgspecError as error:
         raise JournalCorrupt(path, 0, str(error)) from None
     if found.version != WAL_VERSION:

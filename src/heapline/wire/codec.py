@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from functools import cache
-from threading import Lock
 from typing import Any
 
 import msgspec
 import msgspec.inspect
 from msgspec.structs import replace
 
+from heapline.contract import broker as _every_call  # noqa: F401  (registers the calls)
 from heapline.contract import check
 from heapline.contract.call import CALLS, Call, Feed
 from heapline.contract.columns import Columns, from_rows, to_rows
@@ -50,20 +49,17 @@ def decode(data: Any, kind: Any) -> Any:
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=enc_hook).encode
-_building = Lock()  # msgspec crashes if threads build the same decoder at the same time
-
-
-@cache
-def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    with _building:
-        return msgspec.msgpack.Decoder(kind, dec_hook=dec_hook)
+#: Of every call and every result. Built at import: see `describe_types`.
+_DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(kind, dec_hook=dec_hook) for call in CALLS.values() for kind in (call, call.result)
+}
 
 
 def decode_call(data: bytes | memoryview, kind: type[Call[Any]]) -> Any:
     """Decode a call. Raise the same BadRequest as its constructor if a field is not valid."""
     try:
         try:
-            return _decoder(kind).decode(data)
+            return _DECODERS[kind].decode(data)
         except msgspec.ValidationError as error:
             check.explain(kind, lambda: msgspec.msgpack.decode(data), error)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -88,7 +84,7 @@ def decode_result(data: bytes | memoryview, kind: type[Call[Any]]) -> Any:
         return None
     try:
         try:
-            result = _decoder(kind.result).decode(data)
+            result = _DECODERS[kind.result].decode(data)
         except msgspec.ValidationError:
             result = read_answer(kind.result, msgspec.msgpack.decode(data))
         if type(result) is LogFrame:

@@ -59,6 +59,9 @@ class Route:
         self.in_path = tuple(_IN_PATH.findall(self.path))
         self.is_feed = issubclass(kind, Feed)
         self.has_body = self.method not in _IN_QUERY
+        # At import: see `describe_types`.
+        self._decoder = msgspec.json.Decoder(self.request.twin)
+        self._answer_decoder = msgspec.json.Decoder(self.answer)
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -120,10 +123,6 @@ class Route:
     def _from_query(self, query: dict[str, str]) -> Any:
         return msgspec.convert(query, self.request.twin, strict=False)
 
-    @cached_property
-    def _decoder(self) -> msgspec.json.Decoder[Any]:
-        return msgspec.json.Decoder(self.request.twin)
-
     def _read_body(self, body: bytes) -> Any:
         try:
             return read(self.request.twin, lambda: _without_raw(msgspec.json.decode(body)), lambda: self._decode(body))
@@ -170,10 +169,6 @@ class Route:
         except msgspec.ValidationError:
             answer = read_answer(self.answer, msgspec.json.decode(body))
         return self.result.read(answer)
-
-    @cached_property
-    def _answer_decoder(self) -> msgspec.json.Decoder[Any]:
-        return msgspec.json.Decoder(self.answer)
 
 
 ROUTES: dict[type[Call[Any]], Route] = {kind: Route(kind) for kind in CALLS.values() if kind.facts.http}

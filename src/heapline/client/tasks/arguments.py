@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from heapline.contract.payload_codec import read_foreign, without_values, write_foreign
+from heapline.contract.payload_codec import build_decoder, without_values, write_foreign
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -64,7 +64,7 @@ class Arguments:
                 fields.append((p.name, kind, msgspec.field(default_factory=_constant(p.default))))
         try:
             shape = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
-            return msgspec.json.Decoder(shape, dec_hook=read_foreign)
+            return build_decoder(msgspec.json.Decoder, shape)  # type: ignore[no-any-return]
         except TypeError as error:
             raise TypeError(f"task {self.name!r} has an annotation that JSON cannot be decoded to: {error}") from None
 

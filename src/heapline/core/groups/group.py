@@ -46,6 +46,7 @@ from heapline.core.groups.stream import StreamRows
 from heapline.core.record import size_bound
 
 STATE_VERSION = 1
+_decode_config = msgspec.json.Decoder(GroupConfig).decode
 MEMBERS_MAX = 1024  # one event names all members and must fit into the smallest segment
 
 
@@ -241,7 +242,7 @@ class Group:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Group:
-        group = cls(state["name"], msgspec.json.decode(state["config"], type=GroupConfig), state["used_at"])
+        group = cls(state["name"], _decode_config(state["config"]), state["used_at"])
         group.members = Membership.from_state(state["members"])
         group.partitions = {n: GroupOffsets.from_state(group.name, offsets) for n, offsets in state["partitions"]}
         return group
@@ -293,7 +294,7 @@ class Groups:
         if name is None:
             return
         if isinstance(event, GroupCreated) and name not in self.by_name:
-            config = msgspec.json.decode(event.config, type=GroupConfig)
+            config = _decode_config(event.config)
             self.by_name[name] = Group(name, config, event.at)
         try:
             group = self.by_name[name]

@@ -106,7 +106,7 @@ def encode_state(state: BookState) -> bytes:
 
 def decode_state(data: bytes, where: str) -> BookState:
     try:
-        version = msgspec.msgpack.decode(data, type=_Versioned).version
+        version = _versions.decode(data).version
         if version != STATE_VERSION:
             raise UnknownFormat(where, version)
         return _states.decode(data)
@@ -116,6 +116,9 @@ def decode_state(data: bytes, where: str) -> BookState:
 
 class _Versioned(msgspec.Struct):
     version: int
+
+
+_versions = msgspec.msgpack.Decoder(_Versioned)
 
 
 def _first(data: bytes) -> object:

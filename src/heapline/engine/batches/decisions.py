@@ -53,6 +53,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+_decode = msgspec.msgpack.Decoder(Decision).decode
+
+
 class Decisions:
     """The decisions, in memory and on disk. The topic is created when the first decision is recorded."""
 
@@ -111,7 +114,7 @@ class Decisions:
 
     async def _read(self) -> list[Decision]:
         doubts = self._doubts
-        found = [(msgspec.msgpack.decode(data, type=Decision), id) for id, data in await self.topic.read()]
+        found = [(_decode(data), id) for id, data in await self.topic.read()]
         # Added together: otherwise some would be applied while the others count as undecided.
         new = [(decision, id) for decision, id in found if decision.batch_id not in self._by_batch]
         for decision, id in new:

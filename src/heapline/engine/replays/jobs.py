@@ -18,6 +18,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from heapline.checksum import crc32c
+from heapline.contract.check import describe_types
 from heapline.contract.errors import CorruptionError, UnknownFormat
 from heapline.contract.message import from_ms
 from heapline.contract.stream import ReplayInfo
@@ -130,6 +131,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             gaps=self.gaps,
             count=self.request.count,
         )
+
+
+describe_types(Job)
 
 
 class JobFiles:

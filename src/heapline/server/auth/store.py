@@ -78,6 +78,9 @@ class AuthFile(msgspec.Struct, frozen=True, kw_only=True):
         return f"AuthFile({len(self.keys)} keys, {len(self.users)} users)"
 
 
+_decode_file = msgspec.json.Decoder(AuthFile).decode
+
+
 def parse_scopes(record: KeyRecord | UserRecord) -> tuple[Scope, ...]:
     return tuple(parse_scope(scope) for scope in record.scopes)
 
@@ -97,7 +100,7 @@ def decode(raw: bytes, name: str, damaged: Callable[[str], CorruptionError]) -> 
         version = msgspec.json.decode(raw, type=dict)["version"]
         if version != VERSION:
             raise UnknownFormat(name, version)
-        file = msgspec.json.decode(raw, type=AuthFile)
+        file = _decode_file(raw)
     except (msgspec.MsgspecError, KeyError, UnicodeDecodeError):
         # The cause may quote the file, so it must not appear in the traceback.
         raise damaged("not the JSON that was written") from None

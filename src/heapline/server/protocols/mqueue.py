@@ -40,7 +40,7 @@ from heapline.clock import Clock, SystemClock
 from heapline.contract.batches import AbortBatch, CommitBatch, ForgetBatch, ListBatches, PrepareBatch, Share
 from heapline.contract.broker import Broker
 from heapline.contract.call import HERE, Context
-from heapline.contract.check import build
+from heapline.contract.check import build, describe_types
 from heapline.contract.columns import pack
 from heapline.contract.config import TopicConfig
 from heapline.contract.errors import (
@@ -74,6 +74,9 @@ IN_PROGRESS_MS = 5000  # that a batch of another server is left alone
 LIST_EVERY_MS = 2000  # between looks for batches of other servers, while enqueues arrive
 MESSAGE_BYTES = 200  # of a message besides its payload, generously
 log = Log("heapline.server")
+
+
+describe_types(shapes.Item, shapes.Dequeue, shapes.Ack, shapes.Nack)
 
 
 class MQueue:

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import msgspec
 
 from heapline.contract.call import Right
+from heapline.contract.check import describe_types
 from heapline.contract.errors import BadRequest
 from heapline.contract.message import from_ms
 from heapline.server.auth.secret import Secret, SessionToken
@@ -61,6 +62,9 @@ class Token(msgspec.Struct):
 
     token: Annotated[str, msgspec.Meta(description="send it as `authorization: Bearer …`")]
     expires_at: datetime
+
+
+describe_types(Login)
 
 
 class Pages:
