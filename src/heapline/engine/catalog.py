@@ -17,9 +17,12 @@ from heapline.checksum import crc32c
 from heapline.contract.config import TopicConfig
 from heapline.contract.errors import CorruptionError, UnknownFormat
 from heapline.journal.disk import Disk
+from heapline.logs import Log
 
 VERSION = 1
 FILE = "catalog.json"
+KEYS_FILE = "auth.json"  # a server's keys and users; server/auth/store.py reads `has_keys`
+log = Log("heapline.engine")
 _CRC = re.compile(rb'"crc32c": "[0-9a-f]{8}"')
 
 
@@ -46,6 +49,7 @@ class _File(msgspec.Struct, kw_only=True):
     next_incarnation: int = 1
     floor_ms: int = 0  # after the last id of every topic that was deleted
     topics: list[Entry] = []
+    has_keys: bool = False  # a server's keys and users were in the directory: without their file it is not served
 
 
 def _with_checksum(text: bytes) -> bytes:
@@ -91,9 +95,22 @@ class Catalog:
         )
 
     def make(self) -> None:
-        """Create the file at the beginning, so that a missing file can be distinguished from a new directory."""
+        """Create the file at the beginning, so that a missing file can be distinguished from a new directory.
+
+        Record in it whether the directory has keys, so that a new directory can be distinguished from lost keys.
+        """
+        finds_keys = not self.has_keys and self._disk.exists(f"{self._directory}/{KEYS_FILE}")
         if not self._disk.exists(self._path):
-            self._save({}, self._file.next_incarnation)
+            self._save({}, self._file.next_incarnation, has_keys=finds_keys)
+        elif finds_keys:
+            try:
+                self._save(self.entries, self._file.next_incarnation, has_keys=True)
+            except OSError as error:  # a full disk must not keep the queue closed
+                log.warning("keys not recorded in the catalog; will retry on next open", cause=str(error))
+
+    @property
+    def has_keys(self) -> bool:
+        return self._file.has_keys
 
     @property
     def next_incarnation(self) -> int:
@@ -124,13 +141,21 @@ class Catalog:
         kept = {place: e for place, e in self.entries.items() if e is not entry}
         self._save(kept, self._file.next_incarnation, max(self._file.floor_ms, last_ms + 1))
 
-    def _save(self, entries: dict[tuple[str, str], Entry], next_incarnation: int, floor_ms: int | None = None) -> None:
+    def _save(
+        self,
+        entries: dict[tuple[str, str], Entry],
+        next_incarnation: int,
+        floor_ms: int | None = None,
+        *,
+        has_keys: bool = False,
+    ) -> None:
         """Write the file, then update the in-memory state."""
         file = _File(
             version=VERSION,
             next_incarnation=next_incarnation,
             topics=list(entries.values()),
             floor_ms=self._file.floor_ms if floor_ms is None else floor_ms,
+            has_keys=has_keys or self._file.has_keys,
         )
         self._write(self._path, file)
         self._file, self.entries = file, entries

@@ -160,6 +160,7 @@ class DirectoryGuard(StoreGuard):
         token_ms: int = TOKEN_MS,
     ) -> None:
         store = DirectoryStore(disk or PrivateDisk(), str(directory), clock or SystemClock())
+        store.refresh(now=True)  # before the first admin key is created: a lost file is never replaced by an empty one
         super().__init__(store, hasher, token_ms=token_ms)
 
 

@@ -73,7 +73,15 @@ def redact(text: str) -> str:
     return _CREDENTIAL_IN_TEXT.sub(lambda m: m.group() if m.group().endswith("_[…]") else f"{m[1]} […]", text)
 
 
+def open_to_others(path: str) -> str | None:
+    """Return the mode of a file that other users can read or change, or None if they cannot."""
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    return f"{mode:04o}" if mode & 0o077 else None
+
+
 class PrivateDisk(RealDisk):
+    mode_for_others = staticmethod(open_to_others)
+
     def create(self, path: str) -> File:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # a temporary file left by a crash may have another mode
@@ -105,8 +113,8 @@ def give_to_owner(fd: int, path: str) -> None:
 def refuse_readable_by_others(path: str) -> None:
     """Raise BadRequest if other users can read or change the file."""
     try:
-        mode = stat.S_IMODE(os.stat(path).st_mode)
+        mode = open_to_others(path)
     except FileNotFoundError:
         raise BadRequest(f"file {path!r} does not exist") from None
-    if mode & 0o077:
-        raise BadRequest(f"other users can read or change {path!r} (mode {mode:04o}); run `chmod 600` on it")
+    if mode is not None:
+        raise BadRequest(f"other users can read or change {path!r} (mode {mode}); run `chmod 600` on it")

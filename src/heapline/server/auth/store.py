@@ -7,8 +7,10 @@ Theory of operation. The file is the truth, and several processes may change it:
 to it. Every change takes `auth.lock`, reads the file again, and is durable before it is visible in memory or answered.
 So no writer loses another's change, and a revocation that was answered survives any crash. Readers never lock: they see
 the old file or the new one. A server checks the file at most once per second (`refresh`), and whenever it meets a key
-that it has not verified. A missing or corrupt file is an error for every caller and never an empty store: if in doubt,
-no caller is admitted. Records of keys and users are never deleted, so an id never means two things.
+that it has not verified. A missing or corrupt file, or one that other users can read, is an error for every caller and
+never an empty store: if in doubt, no caller is admitted. The catalog records that a directory has keys, so a file that
+was removed while no server ran is missed too: only an administrator's command creates another. Records of keys and
+users are never deleted, so an id never means two things.
 
 `AuthStore` is the seam: keys, users and the guard need no more than it says. `shared_store.py` keeps the same document
 in a place that several servers share.
@@ -28,17 +30,34 @@ import msgspec
 
 from heapline.checksum import crc32c
 from heapline.clock import Clock
-from heapline.contract.errors import CorruptionError, DirectoryLocked, ResourceExhausted, UnknownFormat
+from heapline.contract.call import Right
+from heapline.contract.errors import (
+    CorruptionError,
+    DirectoryLocked,
+    ResourceExhausted,
+    UnavailableError,
+    UnknownFormat,
+)
 from heapline.journal.disk import Disk, Lock
 from heapline.server.auth.principals import Principal, Scope, parse_scope
 from heapline.server.auth.secret import KEY, Secret
 
 VERSION = 1
-FILE, LOCK_FILE = "auth.json", "auth.lock"
+FILE, LOCK_FILE, CATALOG = "auth.json", "auth.lock", "catalog.json"
 CHECK_EVERY_MS = 1000
 LOCK_TRIES, LOCK_PAUSE_S = 500, 0.02  # ten seconds: longer than any change takes
 ADMIN_KEY_FILE = "admin.key"
 _CRC = re.compile(rb'"crc32c": "[0-9a-f]{8}"')
+
+
+class KeysMissing(CorruptionError):
+    """The directory has had keys, and their file is gone. Clients see CorruptionError."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"{FILE} is missing from a data directory that had keys; restore it from a backup, or, if there is none, "
+            "create new keys: `heapline keys create --data DIRECTORY --name admin --scope '*:produce,consume,admin'`"
+        )
 
 
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +97,14 @@ class AuthFile(msgspec.Struct, frozen=True, kw_only=True):
         return f"AuthFile({len(self.keys)} keys, {len(self.users)} users)"
 
 
+class _Catalog(msgspec.Struct):
+    """The field of the catalog (engine/catalog.py) that is about this store."""
+
+    has_keys: bool = False
+
+
 _decode_file = msgspec.json.Decoder(AuthFile).decode
+_decode_catalog = msgspec.json.Decoder(_Catalog).decode
 
 
 def parse_scopes(record: KeyRecord | UserRecord) -> tuple[Scope, ...]:
@@ -185,19 +211,46 @@ class DirectoryStore:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def _read(self) -> bytes | None:
-        if self._raw is None and not self.disk.exists(self._path):
-            return None
         try:
             return self.disk.read_file(self._path)
         except FileNotFoundError:
+            if self._raw is None:
+                return None
             raise self._damaged("file is missing") from None
+        except OSError as error:
+            raise _unavailable("read", FILE, error) from error
 
     def _load(self, raw: bytes | None) -> AuthFile:
         """Decode the file and replace the in-memory state with it."""
-        self.file = decode(raw, self._path, self._damaged) if raw is not None else AuthFile()
+        if raw is None:
+            # A file that replaces a lost one is made by an administrator, who then has a key.
+            self.file = AuthFile(has_admin_key=self._had_keys())
+        else:
+            self._refuse_readable_by_others()
+            self.file = decode(raw, self._path, self._damaged)
         self._raw = raw
         self._principals = Principals(self.file)
         return self.file
+
+    def _had_keys(self) -> bool:
+        """Return whether the catalog says so. If in doubt, it does."""
+        try:
+            return _decode_catalog(self.disk.read_file(f"{self.directory}/{CATALOG}")).has_keys
+        except FileNotFoundError:
+            return self.disk.exists(f"{self.directory}/topics")
+        except msgspec.MsgspecError:
+            return True
+        except OSError as error:
+            raise _unavailable("read", CATALOG, error) from error
+
+    def _refuse_readable_by_others(self) -> None:
+        """Raise if other users can read or change the file. Only a disk with modes knows."""
+        mode_of = getattr(self.disk, "mode_for_others", None)
+        if mode_of is not None and (mode := mode_of(self._path)) is not None:
+            raise CorruptionError(
+                f"other users can read or change {FILE} of the data directory (mode {mode}); all requests are rejected "
+                "until you run `chmod 600` on it"
+            )
 
     def _damaged(self, detail: str) -> CorruptionError:
         return CorruptionError(
@@ -214,6 +267,8 @@ class DirectoryStore:
         if self._mutex.acquire(blocking=False):
             try:
                 raw = self._read()
+                if raw is None and self._had_keys():
+                    raise KeysMissing
                 if raw != self._raw:
                     self._load(raw)
                 self._checked_at = at
@@ -240,8 +295,13 @@ class DirectoryStore:
                 after = edit(before)
                 if after is before and raw is not None:
                     return before
+                if raw is None and before.has_admin_key and not any(map(_administers, after.keys.values())):
+                    raise KeysMissing  # only a key of an administrator replaces a lost file
                 text = encode(after)
-                self.disk.write_file_atomic(self._path, text)
+                try:
+                    self.disk.write_file_atomic(self._path, text)
+                except OSError as error:
+                    raise _unavailable("written", FILE, error) from error
                 return self._load(text)
         finally:
             lock.release()
@@ -261,6 +321,15 @@ class DirectoryStore:
 
     def drop_admin_key(self, key_id: str) -> None:
         self._admin_key.drop(key_id)
+
+
+def _administers(record: KeyRecord) -> bool:
+    return Principal(record.id, parse_scopes(record)).may(Right.ADMIN, None)
+
+
+def _unavailable(what: str, file: str, error: OSError) -> UnavailableError:
+    text = f"{file} of the data directory cannot be {what} ({error.strerror or error}); check its disk and its owner"
+    return UnavailableError(text)
 
 
 def key_id_of(content: bytes) -> str | None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from heapline.contract.errors import BadRequest, Unauthenticated
-from heapline.server.auth import DirectoryGuard, Right, read_admin_key
+from heapline.contract.config import TopicConfig
+from heapline.contract.errors import BadRequest, CorruptionError, Unauthenticated, UnavailableError
+from heapline.engine.catalog import Catalog
+from heapline.server.auth import DirectoryGuard, Right, Secret, read_admin_key
+from heapline.server.auth.keys import Keys
 from heapline.server.auth.passwords import Argon2id
 from heapline.server.auth.secret import PrivateDisk
-from tests.unit.server.auth.rig import DIRECTORY, CountingHasher, Rig
+from heapline.server.auth.store import KeysMissing
+from heapline.server.auth.users import Users
+from heapline.testing.clock import FakeClock
+from tests.simulation.fake_disk import FakeDisk
+from tests.unit.server.auth.rig import DIRECTORY, PASSWORD, CountingHasher, Rig, new_disk, open_store
 
 QUICK = Argon2id(memory_kib=8, passes=1)
 
@@ -74,6 +82,94 @@ async def test_admin_key_file_without_its_store_is_rejected() -> None:
     assert again.admin_key != old
     with pytest.raises(Unauthenticated):
         await again.guard.authenticate(old)
+
+
+def served_before(disk: FakeDisk) -> None:
+    """Do what a server does: create keys, then open the broker, which records that there are some."""
+    Rig(disk)
+    Catalog(disk, DIRECTORY).make()
+
+
+def test_lost_keys_are_never_replaced_by_a_start() -> None:
+    disk = new_disk()
+    served_before(disk)
+    disk.unlink(f"{DIRECTORY}/auth.json")
+    key = disk.read_file(f"{DIRECTORY}/admin.key")
+    for _ in range(2):
+        with pytest.raises(KeysMissing, match="restore it from a backup, or, if there is none, create new keys"):
+            Rig(disk)
+    assert not disk.exists(f"{DIRECTORY}/auth.json")
+    assert disk.read_file(f"{DIRECTORY}/admin.key") == key
+
+
+def test_catalog_remembers_keys_when_topics_change_and_after_an_error() -> None:
+    disk = new_disk()
+    Catalog(disk, DIRECTORY).make()
+    assert not Catalog(disk, DIRECTORY).has_keys
+    Rig(disk)
+    disk.inject("pwritev", errno.ENOSPC, path="catalog.json")
+    Catalog(disk, DIRECTORY).make()  # opens nevertheless
+    assert not Catalog(disk, DIRECTORY).has_keys
+    catalog = Catalog(disk, DIRECTORY)
+    catalog.make()
+    catalog.add(catalog.planned("default", "jobs", TopicConfig(), 1))
+    assert Catalog(disk, DIRECTORY).has_keys
+
+
+async def test_only_a_new_administrator_replaces_lost_keys() -> None:
+    disk = new_disk()
+    served_before(disk)
+    disk.unlink(f"{DIRECTORY}/auth.json")
+    store = open_store(disk)
+    with pytest.raises(KeysMissing):
+        Keys(store, CountingHasher()).list()
+    with pytest.raises(KeysMissing):
+        Keys(store, CountingHasher()).create("worker", ["jobs:consume"])
+    with pytest.raises(KeysMissing):
+        Users(store, CountingHasher()).add("a@example.com", Secret(PASSWORD), ["*:admin"])
+    record, secret = Keys(store, CountingHasher()).create("admin", ["*:produce,consume,admin"])
+    again = Rig(disk)
+    assert list(again.guard.store.file.keys) == [record.id]  # no admin key besides the new one
+    await again.guard.authenticate(secret.reveal())
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
+async def test_file_of_keys_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    guard = DirectoryGuard(tmp_path, hasher=QUICK)
+    await guard.close()
+    (tmp_path / "auth.json").chmod(mode)
+    with pytest.raises(CorruptionError, match=f"other users can read or change .*{mode:04o}.*chmod 600"):
+        DirectoryGuard(tmp_path, hasher=QUICK)
+    (tmp_path / "auth.json").chmod(0o600)
+    await DirectoryGuard(tmp_path, hasher=QUICK).close()
+
+
+async def test_replaced_file_that_others_can_change_is_not_used(tmp_path: Path) -> None:
+    clock = FakeClock()
+    guard = DirectoryGuard(tmp_path, hasher=QUICK, clock=clock)
+    key = read_admin_key(tmp_path).reveal()
+    await guard.authenticate(key)
+    file = tmp_path / "auth.json"
+    file.write_bytes(file.read_bytes() + b"\n")
+    file.chmod(0o666)
+    clock.advance(1)
+    with pytest.raises(CorruptionError, match="chmod 600"):
+        await guard.authenticate(key)
+    await guard.close()
+
+
+async def test_file_of_keys_that_cannot_be_read_is_unavailable_and_not_new() -> None:
+    rig = Rig()
+    principal = await rig.guard.authenticate(rig.admin_key)
+    rig.disk.inject("open", errno.EIO, path="auth.json", times=3)
+    rig.clock.advance(1)
+    with pytest.raises(UnavailableError, match="of the data directory cannot be read"):
+        await rig.guard.authenticate(rig.admin_key)
+    with pytest.raises(UnavailableError):
+        rig.guard.is_valid(principal)
+    with pytest.raises(UnavailableError):
+        Rig(rig.disk)  # a start
+    assert await rig.guard.authenticate(rig.admin_key) == principal
 
 
 def test_admin_key_is_not_written_through_a_link(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from heapline.contract.errors import CorruptionError, ResourceExhausted, UnknownFormat
+from heapline.contract.errors import CorruptionError, ResourceExhausted, UnavailableError, UnknownFormat
 from heapline.server.auth import store as store_module
 from heapline.server.auth.keys import Keys
 from heapline.server.auth.secret import PrivateDisk
@@ -85,7 +85,7 @@ def test_failed_change_is_not_kept_in_memory(operation: str) -> None:
     keys = keys_of(disk)
     record, _ = keys.create("a", ["*:consume"])
     disk.inject(operation, errno.EIO, path=FILE)
-    with pytest.raises(OSError, match="injected"):
+    with pytest.raises(UnavailableError, match="injected"):
         keys.revoke(record.id)
     assert keys.list() == [record]
     assert keys.revoke(record.id).revoked_at is not None
