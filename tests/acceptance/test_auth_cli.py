@@ -38,7 +38,7 @@ async def test_key_created_and_revoked_beside_a_running_server(tmp_path: Path) -
     principal = await guard.authenticate(key)
     assert [str(scope) for scope in principal.scopes] == ["orders/*:produce"]
     key_id = principal.subject.removeprefix("key:")
-    assert cli(tmp_path, "keys", "revoke", key_id).exit_code == 0
+    assert cli(tmp_path, "keys", "revoke", key_id, "--yes").exit_code == 0
     clock.advance(1)
     assert not guard.is_valid(principal)
     with pytest.raises(Unauthenticated):
@@ -66,7 +66,7 @@ def test_list_shows_id_name_scopes_and_state(tmp_path: Path) -> None:
     assert [(key["name"], key["scopes"], key["last_used_at"]) for key in keys] == [
         (name, ["*:consume", "jobs:produce"], None) for name in ("one", "two")
     ]
-    cli(tmp_path, "keys", "revoke", keys[0]["id"])
+    cli(tmp_path, "keys", "revoke", keys[0]["id"], "--yes")
     table = cli(tmp_path, "keys", "list").stdout
     assert table.count("revoked") == 1
     assert table.count("valid") == 1
@@ -76,7 +76,7 @@ def test_mistakes_are_reported_and_audited(tmp_path: Path) -> None:
     bad = cli(tmp_path, "keys", "create", "-n", "a", "-s", "jobs")
     assert bad.exit_code == 1
     assert "is not a scope" in bad.stderr
-    assert cli(tmp_path, "keys", "revoke", "nothing").exit_code == 1
+    assert cli(tmp_path, "keys", "revoke", "nothing", "--yes").exit_code == 1
     assert "--data" in cli(tmp_path / "absent", "keys", "list").stderr
     assert audit(tmp_path) == [("keys.create", "", "BadRequest"), ("keys.revoke", "", "BadRequest")]
 
@@ -88,7 +88,7 @@ async def test_user_added_by_prompt_logs_in_until_disabled(tmp_path: Path) -> No
     assert PASSWORD not in added.output
     token = (await guard.login("ada@example.org", Secret(PASSWORD))).reveal()
     await guard.authenticate(f"Bearer {token}")
-    assert cli(tmp_path, "users", "disable", "ada@example.org").exit_code == 0
+    assert cli(tmp_path, "users", "disable", "ada@example.org", "--yes").exit_code == 0
     clock.advance(1)
     with pytest.raises(Unauthenticated):
         await guard.authenticate(f"Bearer {token}")

@@ -51,6 +51,13 @@ class GuardedRig(Rig):
         headers = {"authorization": f"Bearer {credential or self.admin_key}"}
         return await self.http.request(method, path, headers=headers, **options)
 
+    async def confirm(self, method: str, path: str, credential: str | None = None, **options: Any) -> httpx.Response:
+        """Ask for something that cannot be undone, and confirm it."""
+        needed = await self.ask(method, f"{path}?force=true", credential, **options)
+        assert needed.status_code == 428, needed.text
+        token = needed.json()["facts"]["token"]
+        return await self.ask(method, f"{path}?force=true&confirmation={token}", credential, **options)
+
     async def token(self, *scopes: str) -> str:
         """Log in as a user, who is created if missing."""
         if EMAIL not in self.guard.store.file.users:

@@ -22,11 +22,11 @@ OTHER_PASSWORD = "another horse battery"
 ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "/v1/keys", None),
     ("POST", "/v1/keys", {"name": "k", "scopes": ["jobs:consume"]}),
-    ("DELETE", "/v1/keys/0123456789abcdef", None),
+    ("DELETE", "/v1/keys/0123456789abcdef?force=true", None),
     ("GET", "/v1/users", None),
     ("POST", "/v1/users", {"email": "eve@example.org", "password": PASSWORD, "scopes": ["jobs:consume"]}),
     ("PATCH", f"/v1/users/{EMAIL}", {"disabled": True}),
-    ("DELETE", f"/v1/users/{EMAIL}", None),
+    ("DELETE", f"/v1/users/{EMAIL}?force=true", None),
     ("POST", "/v1/auth/links", None),
 ]
 
@@ -70,7 +70,7 @@ async def test_key_is_created_used_listed_and_revoked(rig: GuardedRig) -> None:
         assert found["last_used_at"] >= found["created_at"]
         assert secret.split("_", 2)[2] not in listed.text
         assert "counted:" not in listed.text  # not even a hash
-        gone = await rig.ask("DELETE", f"/v1/keys/{key['id']}")
+        gone = await rig.confirm("DELETE", f"/v1/keys/{key['id']}")
         assert gone.json()["key"]["revoked_at"] is not None
         with pytest.raises(Unauthenticated):
             await worker.enqueue("jobs", b"x")
@@ -127,7 +127,7 @@ async def test_user_is_created_changed_and_disabled(rig: GuardedRig) -> None:
     assert changed.json()["user"]["scopes"] == ["jobs:produce"]
     assert (await rig.ask("GET", "/v1/heaps", token)).status_code == 401
     await rig.guard.login("eve@example.org", Secret(OTHER_PASSWORD))
-    out = await rig.ask("DELETE", "/v1/users/eve@example.org")
+    out = await rig.confirm("DELETE", "/v1/users/eve@example.org")
     assert out.json()["user"]["disabled_at"] is not None
     with pytest.raises(Unauthenticated):
         await rig.guard.login("eve@example.org", Secret(OTHER_PASSWORD))
@@ -162,7 +162,7 @@ async def test_administrator_without_other_rights_grants_admin_and_revokes(rig: 
     _, admin_only = rig.key("*:admin")
     made = await rig.ask("POST", "/v1/keys", admin_only, json={"name": "k", "scopes": ["orders/*:admin"]})
     assert made.status_code == 201
-    assert (await rig.ask("DELETE", f"/v1/users/{EMAIL}", admin_only)).status_code == 200
+    assert (await rig.confirm("DELETE", f"/v1/users/{EMAIL}", admin_only)).status_code == 200
     lowered = await rig.ask(
         "PATCH", f"/v1/users/{EMAIL}", admin_only, json={"scopes": ["jobs:admin"], "password": OTHER_PASSWORD}
     )

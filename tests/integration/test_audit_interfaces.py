@@ -52,7 +52,7 @@ async def test_admin_calls_are_audited_without_payloads_or_secrets(rig: GuardedR
         await admin.delete_topic("orders")
     made = await rig.ask("POST", "/v1/keys", json={"name": "k", "scopes": ["jobs:consume"]})
     key = made.json()["key"]
-    await rig.ask("DELETE", f"/v1/keys/{key['id']}")
+    await rig.confirm("DELETE", f"/v1/keys/{key['id']}")
     who = f"key:{rig.admin_key.split('_')[1]}"
     found = await lines(rig)
     assert {line["who"] for line in found} == {who}
@@ -62,10 +62,10 @@ async def test_admin_calls_are_audited_without_payloads_or_secrets(rig: GuardedR
         ("Purge", "orders", "ConfirmationNeeded"), ("Purge", "orders", "ok"), ("Pause", "orders", "ok"),
         ("Resume", "orders", "ok"), ("SetPartitionThrottled", "orders", "ok"), ("Snapshot", "orders", "ok"),
         ("DeleteHeap", "orders", "ConfirmationNeeded"), ("DeleteHeap", "orders", "ok"),
-        ("CreateKey", "", "ok"), ("RevokeKey", "", "ok"),
+        ("CreateKey", "", "ok"), ("RevokeKey", "", "ConfirmationNeeded"), ("RevokeKey", "", "ok"),
     ]  # fmt: skip
     assert [line["count"] for line in found if line["call"] in ("Purge", "DlqReplay")] == [1, 0, 1]
-    assert [line["about"] for line in found][-2:] == [key["id"]] * 2
+    assert [line["about"] for line in found][-3:] == [key["id"]] * 3
     assert all(line["correlation_id"] for line in found)
     written = (rig.directory / "audit.jsonl").read_text()
     for secret in (PAYLOAD.decode(), rig.admin_key.split("_", 2)[2], made.json()["secret"].split("_", 2)[2]):

@@ -64,7 +64,7 @@ async def test_key_revoked_over_http_ends_before_the_answer_and_others_stay(
         theirs = Open(rig, worker)
         await theirs.are_open()
         stays = _start(anext(admin.calls.stream("PopStream", Requests(pop_start(credits=1)))))
-        assert (await rig.ask("DELETE", f"/v1/keys/{key_id}")).status_code == 200
+        assert (await rig.confirm("DELETE", f"/v1/keys/{key_id}")).status_code == 200
         await theirs.end()
         with pytest.raises(Unauthenticated):
             await worker.enqueue("jobs", b"too late")

@@ -142,7 +142,8 @@ async def test_administration_of_groups_is_audited(tmp_path: Path) -> None:
         await rig.server.audit.close()
         lines = [msgspec.json.decode(line) for line in (rig.directory / "audit.jsonl").read_bytes().splitlines()]
         assert [(line["call"], line["topic"], line["about"], line["outcome"]) for line in lines] == [
-            ("CreateGroup", "jobs", "g", "ok"), ("ResetOffsets", "jobs", "g", "ok"),
+            ("CreateGroup", "jobs", "g", "ok"), ("ResetOffsets", "jobs", "g", "ConfirmationNeeded"),
+            ("ResetOffsets", "jobs", "g", "ok"),
             ("DeleteGroup", "jobs", "g", "ConfirmationNeeded"), ("DeleteGroup", "jobs", "g", "ok"),
         ]  # fmt: skip
 
@@ -175,7 +176,13 @@ async def test_http_returns_rows_as_json(tmp_path: Path) -> None:
         assert response.json() == {"lost": {"0": [1 << 40]}}
         (offset,) = (await rig.get("heaps/jobs:groups/g/offsets")).json()["offsets"]
         assert (offset["lag"], offset["member"]) == (0, "m")
-        assert (await rig.post("heaps/jobs:groups/g:reset", {"to": "earliest"})).json()["offsets"][0]["lag"] == 1
+        assert (await rig.post("heaps/jobs:groups/g:reset", {"to": "earliest"})).status_code == 400
+        needed = await rig.post("heaps/jobs:groups/g:reset?force=true", {"to": "earliest"})
+        assert needed.status_code == 428
+        reset = {"to": "earliest", "force": True, "confirmation": needed.json()["facts"]["token"]}
+        other = await rig.post("heaps/jobs:groups/g:reset", {**reset, "to": "latest"})
+        assert other.status_code == 428  # a token is for one position
+        assert (await rig.post("heaps/jobs:groups/g:reset", reset)).json()["offsets"][0]["lag"] == 1
 
 
 async def test_topic_named_groups_is_still_a_heap(tmp_path: Path) -> None:

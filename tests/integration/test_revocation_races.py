@@ -51,7 +51,7 @@ async def test_key_revoked_while_its_body_is_sent_does_nothing(rig: GuardedRig, 
         await raw.head(path, f"authorization: Bearer {leaked}", "content-type: application/json", length)
         await raw.say(data[:5])
         await asyncio.wait_for(known.wait(), 20)
-        assert (await rig.ask("DELETE", f"/v1/keys/{key_id}")).status_code == 200
+        assert (await rig.confirm("DELETE", f"/v1/keys/{key_id}")).status_code == 200
         await raw.say(data[5:])
         assert await raw.status() == 401
     assert len(rig.guard.keys.list()) == 2
@@ -63,7 +63,7 @@ async def test_key_revoked_while_its_body_is_sent_does_nothing(rig: GuardedRig, 
 async def test_key_revoked_while_its_changes_wait_applies_none_of_them(rig: GuardedRig) -> None:
     key_id, leaked = rig.key(ALL)
     async with rig.guard._changing:  # another change is in progress
-        revoking = asyncio.ensure_future(rig.ask("DELETE", f"/v1/keys/{key_id}"))
+        revoking = asyncio.ensure_future(rig.confirm("DELETE", f"/v1/keys/{key_id}"))
         await until(lambda: bool(rig.guard._changing._waiters))
         making = [
             asyncio.ensure_future(rig.ask("POST", path, leaked, json=body))

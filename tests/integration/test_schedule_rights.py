@@ -41,7 +41,7 @@ async def test_schedule_requires_the_admin_right_on_its_name(rig: GuardedRig, sc
             with pytest.raises(PermissionDenied):
                 await hl.create_schedule(name, every=60, topic="shop/jobs")
         assert await hl.list_schedules() == []
-    for method, path in (("GET", ""), ("DELETE", ""), ("POST", ":pause"), ("POST", ":resume")):
+    for method, path in (("GET", ""), ("DELETE", "?force=true"), ("POST", ":pause"), ("POST", ":resume")):
         await denied(rig, key, method, f"/v1/schedules/shop/theirs{path}")
     await denied(rig, key, "POST", "/v1/schedules", json={"name": "shop/theirs", "topic": "shop/jobs", "every": 60})
     assert (await rig.ask("GET", "/v1/schedules", key)).json() == {"items": []}
@@ -67,9 +67,9 @@ async def test_changes_are_audited_with_the_schedule_s_name_and_without_payloads
         await admin.list_schedules()
         await admin.pause_schedule("nightly")
     await rig.ask("POST", "/v1/schedules/nightly:resume")
-    await rig.ask("DELETE", "/v1/schedules/nightly")
+    await rig.confirm("DELETE", "/v1/schedules/nightly")
     _, key = rig.key("jobs:produce")
-    await rig.ask("DELETE", "/v1/schedules/shop/theirs", key)
+    await rig.ask("DELETE", "/v1/schedules/shop/theirs?force=true", key)
     await rig.server.audit.close()
     text = (rig.directory / "audit.jsonl").read_text()
     found = [msgspec.json.decode(line) for line in text.splitlines()]
@@ -78,6 +78,7 @@ async def test_changes_are_audited_with_the_schedule_s_name_and_without_payloads
         ("CreateSchedule", "jobs", "nightly", "ok"),
         ("PauseSchedule", "", "nightly", "ok"),
         ("ResumeSchedule", "", "nightly", "ok"),
+        ("DeleteSchedule", "", "nightly", "ConfirmationNeeded"),
         ("DeleteSchedule", "", "nightly", "ok"),
         ("DeleteSchedule", "", "shop/theirs", "PermissionDenied"),
     ]

@@ -53,7 +53,7 @@ async def test_first_start_creates_an_admin_key(tmp_path: Path) -> None:
                 with pytest.raises(PermissionDenied):
                     await worker.pop("orders")
                 key_id = worker_key.split("_")[1]
-                await asyncio.to_thread(keys, data, "revoke", key_id)
+                await asyncio.to_thread(keys, data, "revoke", key_id, "--yes")
                 for _ in range(40):  # within a second or so
                     try:
                         await worker.enqueue("orders", b"too late")
@@ -114,7 +114,7 @@ async def test_over_tls_the_command_line_ends_an_open_stream_and_a_waiting_pop(t
             )
             waiting = asyncio.ensure_future(native.pop("jobs", wait=600))
             await asyncio.sleep(0.5)
-            await asyncio.to_thread(keys, data, "revoke", worker_key.split("_")[1])
+            await asyncio.to_thread(keys, data, "revoke", worker_key.split("_")[1], "--yes")
             for call in (stream, popping, waiting):
                 with pytest.raises(Unauthenticated):
                     await asyncio.wait_for(call, 20)  # two seconds on an idle machine

@@ -52,12 +52,18 @@ async def rejected(client: httpx.AsyncClient, seconds: float = 2.0) -> float:
     return loop.time() - began
 
 
+async def confirmed(client: httpx.AsyncClient, path: str) -> httpx.Response:
+    needed = await client.delete(f"{path}?force=true")
+    assert needed.status_code == 428, needed.text
+    return await client.delete(f"{path}?force=true", headers={"x-confirmation": needed.json()["facts"]["token"]})
+
+
 async def test_nodes_share_keys_users_and_confirmations(two: Two) -> None:
     async with http(two.a, two.key) as a, http(two.b, two.key) as b:
         made = (await a.post("/v1/keys", json={"name": "worker", "scopes": ["*:produce,consume"]})).json()
         async with http(two.b, made["secret"]) as worker:
             assert (await worker.get("/v1/heaps")).status_code == 200  # immediately, although the other node created it
-            assert (await a.delete(f"/v1/keys/{made['key']['id']}")).status_code == 200
+            assert (await confirmed(a, f"/v1/keys/{made['key']['id']}")).status_code == 200
             await rejected(worker)
         person = {"email": "ada@example.org", "password": PASSWORD, "scopes": ["*:consume"]}
         assert (await b.post("/v1/users", json=person)).status_code == 201
@@ -65,7 +71,7 @@ async def test_nodes_share_keys_users_and_confirmations(two: Two) -> None:
         token = (await a.post("/v1/auth/login", json=login)).json()["token"]
         async with http(two.b, token) as ada:
             assert (await ada.get("/v1/heaps")).status_code == 200
-            assert (await a.delete("/v1/users/ada@example.org")).status_code == 200
+            assert (await confirmed(a, "/v1/users/ada@example.org")).status_code == 200
             await rejected(ada)
         assert (await a.post("/v1/heaps", json={"topic": "jobs"})).status_code == 201
         needed = await a.delete("/v1/heaps/jobs?force=true")
@@ -81,7 +87,7 @@ async def test_revocation_on_one_node_ends_calls_that_wait_on_another(two: Two) 
         async with heapline.connect(two.b.target, api_key=made["secret"]) as worker:
             waiting = asyncio.create_task(worker.pop("jobs", 1, wait=60.0))
             await worker.stats("jobs")
-            assert (await a.delete(f"/v1/keys/{made['key']['id']}")).status_code == 200
+            assert (await confirmed(a, f"/v1/keys/{made['key']['id']}")).status_code == 200
             async with asyncio.timeout(10):
                 with pytest.raises(Unauthenticated):
                     await waiting

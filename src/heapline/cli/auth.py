@@ -18,8 +18,8 @@ import typer
 from rich.markup import escape
 
 from heapline.cli.main import CommandGroup
-from heapline.cli.options import Env, JsonOption
-from heapline.cli.output import Output, bold, make_console, not_a_directory, timestamp
+from heapline.cli.options import Env, JsonOption, YesOption
+from heapline.cli.output import Output, bold, confirm, make_console, not_a_directory, timestamp
 from heapline.cli.serve import SQL_NODE_FILE
 from heapline.clock import SystemClock
 from heapline.contract.errors import BadRequest, HeaplineError
@@ -27,7 +27,7 @@ from heapline.server.audit import AuditLog
 from heapline.server.auth.dev_certs import make_dev_certs
 from heapline.server.auth.keys import Keys
 from heapline.server.auth.passwords import Argon2id
-from heapline.server.auth.secret import PrivateDisk, Secret, refuse_readable_by_others
+from heapline.server.auth.secret import PrivateDisk, Secret, redact, refuse_readable_by_others
 from heapline.server.auth.store import DirectoryStore, UserRecord
 from heapline.server.auth.users import Users
 
@@ -136,10 +136,13 @@ def list_keys_command(data: DataOption = DATA, as_json: JsonOption = False) -> N
 
 @keys_app.command("revoke", example="9f86d081884c7d65")
 def revoke_key_command(
-    key_id: Annotated[str, typer.Argument(help="Id of the key, as `list` shows it.")], data: DataOption = DATA
+    key_id: Annotated[str, typer.Argument(help="Id of the key, as `list` shows it.")],
+    data: DataOption = DATA,
+    yes: YesOption = False,
 ) -> None:
-    """Revoke a key permanently, and end its open streams. Revoking it again changes nothing."""
+    """Revoke a key permanently, and end its open streams. Revoking it again changes nothing. Asks first."""
     auth = open_auth(data)
+    confirm(f"Revoke key {redact(key_id)}? It cannot be restored.", yes)
     with auth.audited("keys.revoke") as about:
         record = auth.keys.revoke(key_id)
         about(record.id)
@@ -177,8 +180,10 @@ def list_users_command(data: DataOption = DATA, as_json: JsonOption = False) -> 
 
 
 @users_app.command("disable", example="ada@example.org")
-def disable_user_command(email: EmailArgument, data: DataOption = DATA) -> None:
-    """Disable a user, and revoke the user's tokens immediately."""
+def disable_user_command(email: EmailArgument, data: DataOption = DATA, yes: YesOption = False) -> None:
+    """Disable a user, and revoke the user's tokens immediately. Asks first."""
+    open_auth(data)  # a wrong directory is reported before the question
+    confirm(f"Disable user {email}?", yes)
     _change("users.disable", data, email, lambda users: users.change(email, disabled=True), "disabled user {}")
 
 

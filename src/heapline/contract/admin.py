@@ -67,7 +67,7 @@ class CreateKey(Command[NewKey]):
     scopes: Scopes
 
 
-@auth_call(id=0xA2, rpc="RevokeKey", http="DELETE /v1/keys/{key_id}", audit=("key_id",))
+@auth_call(id=0xA2, rpc="RevokeKey", http="DELETE /v1/keys/{key_id}", destroys=True, audit=("key_id",))
 class RevokeKey(Command[OneKey]):
     """Revoke an API key. Calls and streams that use it end."""
 
@@ -116,7 +116,7 @@ class UpdateUser(Command[OneUser]):
             raise BadRequest("nothing to change; give password, scopes or disabled")
 
 
-@auth_call(id=0xA6, rpc="DisableUser", http="DELETE /v1/users/{email}", audit=("email",))
+@auth_call(id=0xA6, rpc="DisableUser", http="DELETE /v1/users/{email}", destroys=True, audit=("email",))
 class DisableUser(Command[OneUser]):
     """Disable a user. Their tokens and streams end."""
 

@@ -207,12 +207,12 @@ class PermissionDenied(RequestError):
 
 
 @error(
-    "{call} of topic {topic!r} cannot be undone; to confirm it, repeat the same call soon with the "
+    "{call} of {topic!r} cannot be undone; to confirm it, repeat the same call soon with the "
     "confirmation token of this error"
 )
 class ConfirmationNeeded(RequestError):
     call: str
-    topic: str
+    topic: str  # or the key, user, schedule or sink that the call is about
     token: str
 
 

@@ -309,7 +309,13 @@ class GetGroupOffsets(Command[GroupOffsets]):
 
 
 @group_call(
-    id=0x55, rpc="ResetOffsets", http=f"POST {ONE}:reset", needs=Right.ADMIN, repeat=Repeat.ONCE, audit=("group",)
+    id=0x55,
+    rpc="ResetOffsets",
+    http=f"POST {ONE}:reset",
+    needs=Right.ADMIN,
+    repeat=Repeat.ONCE,
+    destroys=True,
+    audit=("group",),
 )
 class ResetOffsets(Command[GroupOffsets]):
     """Let a group continue from another position. An observer group is moved on by the same call."""

@@ -324,6 +324,7 @@ class ResumeSchedule(Command[ScheduleInfo]):
     http="DELETE /v1/schedules/{name}",
     needs=ADMINISTER,
     repeat=Repeat.ONCE,
+    destroys=True,
     audit=("name",),
 )
 class DeleteSchedule(Command[None]):

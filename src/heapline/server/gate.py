@@ -31,6 +31,7 @@ from heapline.clock import Clock, SystemClock
 from heapline.contract.call import Call, Context
 from heapline.contract.errors import BadRequest, ConfirmationNeeded, Unauthenticated, UnavailableError
 from heapline.server.auth.principals import ANONYMOUS, Guard, Principal
+from heapline.server.auth.secret import redact
 from heapline.server.credentials import ENDED, Credentials
 from heapline.server.limits import Counter, Limits
 
@@ -216,7 +217,8 @@ class Gate:
     def confirm(self, request: Request, command: Call[Any], token: str | None) -> None:
         """Raise ConfirmationNeeded with a token, unless `token` was issued to this caller for this very command."""
         rpc = type(command).facts.rpc
-        self._confirmations.require(token, request.caller, rpc, getattr(command, "topic", ""), _encode(command))
+        about = getattr(command, "topic", "") or redact(request.about)  # people paste complete keys
+        self._confirmations.require(token, request.caller, rpc, about, _encode(command))
 
     # -- cursors ---------------------------------------------------------------------------------------------------
 

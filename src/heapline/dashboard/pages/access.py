@@ -90,7 +90,7 @@ async def _revoke_dialog(caller: Caller, arguments: Arguments) -> Dialog:
 
 @action("revoke-key", _revoke_dialog)
 async def revoke_key(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
-    revoked = await caller.do(admin.RevokeKey(given(arguments, "key")))
+    revoked = await caller.do_confirmed(admin.RevokeKey(given(arguments, "key")))
     return Done(text=f"Revoked {revoked.key.name}")
 
 
@@ -145,7 +145,7 @@ async def _disable_dialog(caller: Caller, arguments: Arguments) -> Dialog:
 @action("disable-user", _disable_dialog)
 async def disable_user(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
     email = given(arguments, "email")
-    await caller.do(admin.DisableUser(email))
+    await caller.do_confirmed(admin.DisableUser(email))
     return Done(text=f"Disabled {email}", undo=path_to("/do/enable-user", email=email))
 
 

@@ -117,5 +117,5 @@ async def _delete_dialog(caller: Caller, arguments: Arguments) -> Dialog:
 @action("delete-schedule", _delete_dialog)
 async def delete_schedule(caller: Caller, arguments: Arguments, form: Mapping[str, str]) -> Done:
     name = given(arguments, "name")
-    await caller.do(DeleteSchedule(name))
+    await caller.do_confirmed(DeleteSchedule(name))
     return Done(text=f"Deleted {name}")

@@ -271,7 +271,7 @@ async def reset_offsets(caller: Caller, arguments: Arguments, form: Mapping[str,
     topic, group = given(arguments, "topic"), given(arguments, "group")
     text = given(form, "to").strip()
     before = await caller.do(group_calls.GetGroup(topic, group))
-    await caller.do(group_calls.ResetOffsets(topic, group, _position(text)))
+    await caller.do_confirmed(group_calls.ResetOffsets(topic, group, _position(text)))
     offsets = {str(each.partition): each.committed for each in before.offsets}
     undo = path_to("/do/reset-offsets", topic=topic, group=group, to=msgspec.json.encode(offsets).decode())
     return Done(text=f"Group {group} continues from {text}", undo=undo if len(undo) <= UNDO_MAX else None)
