@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from heapline.client.transports.native import NativeBroker
 from heapline.contract.batches import PrepareBatch, Share
-from heapline.contract.errors import PayloadTooLarge, ResourceExhausted
+from heapline.contract.errors import PayloadTooLarge, RateLimited, ResourceExhausted
 from heapline.contract.message import Outgoing
 from heapline.contract.messages import EnqueueBatch, NewMessages
+from heapline.contract.topics import Stats
 from heapline.wire.descriptors import pb
 from heapline.wire.protobuf import request_of
 from tests.integration.guarded_rig import GuardedRig
@@ -87,6 +89,81 @@ async def test_refused_calls_do_not_count(tmp_path: Path) -> None:
         for _ in range(5):
             assert (await rig.ask("POST", "/v1/heaps", key, json={"topic": "x"})).status_code == 403
             assert (await rig.ask("GET", "/v1/heaps", key)).status_code == 200
+
+
+# -- rates -------------------------------------------------------------------------------------------------------------
+
+
+async def call_native(rig: GuardedRig, key: str) -> None:
+    async with NativeBroker(rig.target, credential=key) as native:
+        await native.do(Stats("jobs"))
+
+
+async def call_grpc(rig: GuardedRig, key: str) -> None:
+    async with rig.as_(key) as broker:
+        await broker.stats("jobs")
+
+
+async def open_grpc_stream(rig: GuardedRig, key: str) -> None:
+    async with rig.as_(key) as broker:
+        await anext(broker.calls.stream("PopStream", Requests(pop_start(credits=1))))
+
+
+async def call_http(rig: GuardedRig, key: str, path: str = "/v1/heaps") -> None:
+    answer = await rig.ask("GET", path, key)
+    if answer.status_code != 200:
+        assert answer.status_code == 429
+        error = RateLimited(**answer.json()["facts"])
+        assert answer.headers["retry-after"] == str(error.retry_after)
+        raise error
+
+
+async def call_mqueue(rig: GuardedRig, key: str) -> None:
+    await call_http(rig, key, "/dequeue?namespace=default&topic=jobs")
+
+
+@pytest.mark.parametrize("call", [call_native, call_grpc, open_grpc_stream, call_http, call_mqueue])
+async def test_rate_of_calls_is_one_over_all_interfaces(tmp_path: Path, call: Any) -> None:
+    async with GuardedRig(tmp_path, calls_per_second=0.001) as rig:
+        _, key = rig.key("*:produce,consume,admin")
+        _, other = rig.key("*:produce,consume,admin")
+        await call_http(rig, key)
+        with pytest.raises(RateLimited, match="calls per second of key:") as limited:
+            await call(rig, key)
+        assert limited.value.retry_after > 900
+        await call_http(rig, other)
+
+
+async def enqueue_batch(rig: GuardedRig, key: str) -> None:
+    async with rig.as_(key) as broker:
+        await broker.enqueue_batch("jobs", [Outgoing(b"x")] * 3)
+
+
+async def enqueue_in_stream(rig: GuardedRig, key: str) -> None:
+    request = request_of(EnqueueBatch).pack(EnqueueBatch("jobs", NewMessages([b"x"])))
+    async with rig.as_(key) as broker:
+        await anext(broker.calls.stream("EnqueueStream", Requests(request)))
+
+
+async def enqueue_mqueue(rig: GuardedRig, key: str) -> None:
+    item = {"namespace": "default", "topic": "jobs", "payload": "eA=="}
+    answer = await rig.ask("POST", "/enqueue", key, json=[item])
+    if answer.status_code == 429:
+        raise RateLimited(**answer.json()["facts"])
+    assert answer.status_code < 300, answer.text
+
+
+@pytest.mark.parametrize("enqueue", [enqueue_batch, enqueue_in_stream, enqueue_mqueue])
+async def test_rate_of_messages_counts_batches_and_streams_of_a_key(tmp_path: Path, enqueue: Any) -> None:
+    async with GuardedRig(tmp_path, messages_per_second=0.001) as rig:
+        _, key = rig.key("*:produce,consume,admin")
+        await enqueue(rig, rig.key("*:produce,consume,admin")[1])
+        await enqueue_batch(rig, key)
+        before = (await rig.behind.stats("jobs")).ready
+        with pytest.raises(RateLimited, match="enqueued messages per second of key:"):
+            await enqueue(rig, key)
+        assert (await rig.behind.stats("jobs")).ready == before
+        await call_grpc(rig, key)  # a call that does not enqueue is not limited
 
 
 # -- leases ------------------------------------------------------------------------------------------------------------

@@ -96,6 +96,11 @@ class Dispatcher:
             request.count = result.count
         return result
 
+    async def paced_step(self, command: Command[Any], request: Request) -> Any:
+        """Run one more command of a stream, at its caller's rate."""
+        await self.gate.pace(request, command)
+        return await self.step(command, request)
+
     async def step(self, command: Command[Any], request: Request) -> Any:
         """Run one more command of a request that was admitted before, such as one of a stream."""
         self.gate.check(request, command)

@@ -29,16 +29,18 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from heapline.clock import Clock, SystemClock
 from heapline.contract.call import Call, Context
-from heapline.contract.errors import BadRequest, ConfirmationNeeded, Unauthenticated, UnavailableError
+from heapline.contract.errors import BadRequest, ConfirmationNeeded, RateLimited, Unauthenticated, UnavailableError
 from heapline.server.auth.principals import ANONYMOUS, Guard, Principal
 from heapline.server.auth.secret import redact
 from heapline.server.credentials import ENDED, Credentials
-from heapline.server.limits import Counter, Limits
+from heapline.server.limits import Counter, Limits, PrincipalRates
 
 _PROCESS = secrets.token_hex(6)  # random once: a system call per request would cost more than everything else here
 _NUMBERS = itertools.count(1)
 _encode = msgspec.msgpack.Encoder().encode
 VALID_FOR_MS = 60_000  # of a confirmation token
+PACE_SECONDS = 5  # that a stream waits for its rate
+PACE_CHECK_SECONDS = 0.05
 _NONCE, _EXPIRY, _MAC = 16, 8, 32  # bytes of its parts
 
 
@@ -177,8 +179,10 @@ class Gate:
         self.limits.validate()
         self.calls = Counter("calls in flight", self.limits.inflight_per_key)
         self.streams = Counter("open streams", self.limits.streams_per_key)
+        clock = clock or SystemClock()
+        self.rates = PrincipalRates(self.limits, clock.boot_ms)
         self.credentials = Credentials(guard)
-        self._confirmations = Confirmations(clock or SystemClock(), guard.secret("confirmation"))
+        self._confirmations = Confirmations(clock, guard.secret("confirmation"))
         self._cipher = AESGCM(guard.secret("cursor"))
         self.stopping = asyncio.Event()
         self.requests_open = 0
@@ -186,11 +190,19 @@ class Gate:
 
     # -- admission -------------------------------------------------------------------------------------------------
 
-    def admit(self, request: Request, command: Call[Any] | None = None, about: Any = None) -> None:
+    def admit(
+        self,
+        request: Request,
+        command: Call[Any] | None = None,
+        about: Any = None,
+        others: Sequence[Call[Any]] = (),
+    ) -> None:
         """Check rights, limits and payload sizes of a command, or raise. `about` has the fields that `needs` names.
 
-        Without a command, admit a stream whose commands are checked one by one as they arrive.
+        Without a command, admit a stream whose commands are checked one by one as they arrive. `others` are commands of
+        the same request, which have been checked; their messages are counted.
         """
+        self.rates.take(request.caller.subject, *(() if command is None else (command, *others)))
         if command is not None:
             facts = type(command).facts
             request.topic = getattr(about or command, "topic", "") or getattr(about, "source", "")
@@ -219,6 +231,17 @@ class Gate:
         rpc = type(command).facts.rpc
         about = getattr(command, "topic", "") or redact(request.about)  # people paste complete keys
         self._confirmations.require(token, request.caller, rpc, about, _encode(command))
+
+    async def pace(self, request: Request, command: Call[Any]) -> None:
+        """Count one more command of a stream. Wait while its caller is over a rate, or raise if that takes long."""
+        while True:
+            try:
+                return self.rates.take(request.caller.subject, command)
+            except RateLimited as limited:
+                if limited.retry_after > PACE_SECONDS or self.stopping.is_set():
+                    raise
+            await asyncio.sleep(PACE_CHECK_SECONDS)
+            request.check_credential()
 
     # -- cursors ---------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,9 @@
 
 A caller is limited in calls in flight and open streams per key, leases per consumer, bytes per payload and answer.
 
+Each key and user has a rate of calls and of enqueued messages, off by default. A call over it is rejected with the time
+when to retry; a stream waits instead, so that it is slowed down.
+
 A call over a limit is rejected with the limit's name and changes nothing. Leases are counted by the broker, together
 with the leases themselves (`Context.leases_max`), so acks, expiry, restarts and other interfaces cannot make the count
 drift. A consumer is a holder on a topic; a pop that names no holder belongs to the caller's subject.
@@ -47,8 +50,13 @@ class Limits:
     inflight_per_key: int = 4096  # calls at a time, waiting pops included; more suggests a loop without a wait
     leases_per_consumer: int = 100_000  # messages of one topic that one holder may have leased at a time
     payload_bytes_max: int = 16 << 20  # of one message, whatever its topic allows
+    calls_per_second: float = 0.0  # of one key or user, on this server; 0: no limit
+    messages_per_second: float = 0.0  # that one key or user enqueues, on this server; 0: no limit
 
     def validate(self) -> None:
+        for name in ("calls_per_second", "messages_per_second"):
+            if (rate := getattr(self, name)) and not 0.001 <= rate <= 1e6:
+                raise BadRequest(f"{name} must be 0 (no limit) or from 0.001 to 1e6, got {rate}")
         for name in ("streams_per_key", "inflight_per_key", "leases_per_consumer", "payload_bytes_max"):
             if getattr(self, name) < 1:
                 raise BadRequest(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -60,6 +68,59 @@ class Limits:
                 size = max(map(len, payloads), default=0)
                 if size > self.payload_bytes_max:
                     raise PayloadTooLarge.over_server_limit(size, self.payload_bytes_max, topic)
+
+
+class PrincipalRates:
+    """The calls and the enqueued messages of each principal, counted on all interfaces together.
+
+    A call is accepted while its principal has a token for a call and, if it enqueues, one for a message. A batch may
+    take more than there are. Then the next enqueue is rejected until they are refilled, so the average is kept.
+    """
+
+    def __init__(self, limits: Limits, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._calls = _Buckets("calls per second of", limits.calls_per_second)
+        self._messages = _Buckets("enqueued messages per second of", limits.messages_per_second)
+        self._is_on = bool(self._calls.rate or self._messages.rate)
+
+    def take(self, subject: str, *commands: Call[Any]) -> None:
+        """Count one call that carries these commands, or raise RateLimited and count nothing."""
+        if not self._is_on:
+            return
+        now = self._now_ms()
+        messages = sum(map(_count_messages, commands)) if self._messages.rate else 0
+        calls = self._calls.checked(subject, now)
+        enqueued = self._messages.checked(subject, now) if messages else None
+        if calls is not None:
+            calls.take(1)
+        if enqueued is not None:
+            enqueued.take(messages)
+
+
+class _Buckets:
+    """A bucket for each principal that was seen last; one second's worth may arrive together."""
+
+    def __init__(self, what: str, rate: float) -> None:
+        self.rate, self._what = rate, what
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def checked(self, subject: str, now: int) -> TokenBucket | None:
+        """Return the principal's bucket if it is not empty, or None without a limit. Raise RateLimited otherwise."""
+        if not self.rate:
+            return None
+        bucket = self._buckets.get(subject)
+        if bucket is None:
+            bucket = self._buckets[subject] = TokenBucket(self.rate, now, 1.0)
+            if len(self._buckets) > BUCKETS_MAX:
+                self._buckets.popitem(last=False)
+        self._buckets.move_to_end(subject)
+        if wait := bucket.next_in(now):
+            raise RateLimited(f"{self._what} {subject}", ceil(self.rate), ceil(wait / 1000))
+        return bucket
+
+
+def _count_messages(command: Call[Any]) -> int:
+    return sum(len(payloads) for batches in _payloads_of(type(command)) for payloads, _ in batches(command))
 
 
 class Counter:

@@ -48,10 +48,12 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_grace: Annotated[float, Meta(ge=0, le=3600)] = 10.0  # seconds for calls in flight when it stops
     request_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 30)] = 64 << 20  # of one request
     streams_per_connection_max: Annotated[int, Meta(ge=1, le=1 << 20)] = 10_000  # gRPC calls on one connection
-    streams_per_key: Positive = Limits.streams_per_key  # these four: see limits.py
+    streams_per_key: Positive = Limits.streams_per_key  # these six: see limits.py
     inflight_per_key: Positive = Limits.inflight_per_key
     leases_per_consumer: Positive = Limits.leases_per_consumer
     payload_bytes_max: Positive = Limits.payload_bytes_max
+    calls_per_second: Rate = Limits.calls_per_second
+    messages_per_second: Rate = Limits.messages_per_second
     mqueue_creates_topics: bool = True  # these six: see MQueueRules there
     mqueue_topics_per_namespace_max: Annotated[int, Meta(ge=0, le=1 << 20)] = 100
     mqueue_topics_max: Annotated[int, Meta(ge=0, le=1 << 20)] = 1000

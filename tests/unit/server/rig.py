@@ -40,7 +40,7 @@ class Rig:
         broker: FakeBroker | None = None,
         own: dict[type[Any], Handler] | None = None,
         observers: Sequence[Observer] = (),
-        **limits: int,
+        **limits: Any,
     ) -> None:
         self.broker, self.guard, self.clock = broker or FakeBroker(), Scoped(), FakeClock()
         self.gate = Gate(self.guard, observers, Limits(**limits), self.clock)

@@ -18,6 +18,7 @@ from heapline.contract.errors import (
     ConfirmationNeeded,
     PayloadTooLarge,
     PermissionDenied,
+    RateLimited,
     ReplayNotFound,
     ResourceExhausted,
     TopicNotFound,
@@ -233,6 +234,33 @@ async def test_calls_in_flight_are_limited_per_key_and_rejected_ones_not_counted
         assert await rig.run(Stats("jobs"), "*:consume") == "stats"
     assert await rig.run(Stats("jobs")) == "stats"
     assert len(rig.gate.calls.held) == 0
+
+
+async def test_command_of_a_stream_waits_for_its_rate_but_not_for_long() -> None:
+    rig = Rig(FakeBroker(Stats=lambda c: "stats"), calls_per_second=1.0)
+    async with rig.request("Stats") as request:
+        rig.gate.admit(request, Stats("jobs"))
+        waiting = asyncio.ensure_future(rig.dispatcher.paced_step(Stats("jobs"), request))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        rig.clock.advance(1)
+        assert await waiting == "stats"
+    slow = Rig(calls_per_second=0.1)
+    async with slow.request("Stats") as request:
+        slow.gate.admit(request, Stats("jobs"))
+        with pytest.raises(RateLimited, match="retry in 10 s"):
+            await slow.dispatcher.paced_step(Stats("jobs"), request)
+
+
+async def test_command_that_waits_for_its_rate_ends_with_the_server() -> None:
+    rig = Rig(FakeBroker(Stats=lambda c: "stats"), calls_per_second=1.0)
+    async with rig.request("Stats") as request:
+        rig.gate.admit(request, Stats("jobs"))
+        waiting = asyncio.ensure_future(rig.dispatcher.paced_step(Stats("jobs"), request))
+        await asyncio.sleep(0)
+        rig.gate.stopping.set()
+        with pytest.raises(RateLimited):
+            await waiting
 
 
 async def test_stream_over_the_limit_is_rejected_and_a_failed_one_not_counted() -> None:

@@ -68,6 +68,7 @@ async def enqueue_stream(dispatcher: Dispatcher, request: Request, messages: Asy
                 else:
                     request.check_credential()
                     command = requests.unpack(message)
+                    await dispatcher.gate.pace(request, command)  # here: no later batch may overtake this one
                     in_progress.append(asyncio.ensure_future(dispatcher.step(command, request)))
             while in_progress and in_progress[0].done():
                 yield answers.pack(in_progress.popleft().result())
@@ -172,7 +173,7 @@ class PopStream:
         command = self._start
         if command.max_messages > self._credits:
             command = msgspec.structs.replace(command, max_messages=self._credits)
-        pop = asyncio.ensure_future(self._dispatcher.step(command, self._request))
+        pop = asyncio.ensure_future(self._dispatcher.paced_step(command, self._request))
         try:
             while not pop.done() and not stopping.done() and not self._has_ended:
                 self._request.check_credential()

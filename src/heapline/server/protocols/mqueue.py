@@ -176,7 +176,7 @@ class MQueue:
         first, *others = [EnqueueBatch(topic, pack_messages(messages)) for topic, messages in shares.items()]
         for command in others:
             gate.check(request, command)
-        gate.admit(request, first)
+        gate.admit(request, first, others=others)
 
     async def _enqueue(
         self, shares: Shares, request: Request, claimed_at: Mapping[str, int]

@@ -140,7 +140,7 @@ class SubscribeStream:
             max_messages=min(self._credits, self._rows_max),
             wait=0.0 if self._known is None else WAIT,  # a new member learns immediately which partitions it reads
         )
-        self._fetch = self._watched(self._dispatcher.step(command, self._request))
+        self._fetch = self._watched(self._dispatcher.paced_step(command, self._request))
 
     def _response(self) -> Any:
         """Return what there is to send, or None."""
@@ -231,9 +231,9 @@ class SubscribeStream:
             of = opened.topic, opened.group, opened.member, rows, opened.session
             if settle.nack:
                 reason = settle.reason if settle.HasField("reason") else None
-                answer = await self._dispatcher.step(GroupNack(*of, reason), self._request)
+                answer = await self._dispatcher.paced_step(GroupNack(*of, reason), self._request)
             else:
-                answer = await self._dispatcher.step(GroupAck(*of), self._request)
+                answer = await self._dispatcher.paced_step(GroupAck(*of), self._request)
             result["lost"] = [codec.fields(share) for share in answer.lost]
         except HeaplineError as error:
             result["error"] = pack_error(error)
