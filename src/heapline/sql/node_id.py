@@ -5,6 +5,9 @@ the lease is read in the transaction that stores the ids, by the database's cloc
 gets no id. A number whose lease ran out is free only GRACE_MS later, and ids are never minted more than AHEAD_MS_MAX
 ahead of the clock, so the next owner's ids are above all that the last one minted. A transaction that read its time
 before the number was leased gets no id either: its ids could be among those of the last owner.
+
+If the clock is set back by more than AHEAD_MS_MAX, the ids of a node are ahead of it, and the node leases another
+number. The end of a lease is never set back, so the old number stays reserved until the clock has passed all its ids.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ class NodeId:
         """Lease a number that no other node has."""
         async with connection.transaction():
             await connection.execute(statement("lock_nodes"), "heapline nodes")
-            row = await connection.fetchrow(statement("free_node"), GRACE_MS)
+            row = await connection.fetchrow(statement("free_node"), GRACE_MS, AHEAD_MS_MAX)
             if row is None:
                 raise ResourceExhausted("nodes of this shard", NODES_MAX)
             values = row["node"], self.owner, self._lease_ms, row["last_id"]
@@ -75,8 +78,9 @@ class NodeId:
         """Return new ids. `until` is the end of the lease as the transaction read it."""
         if until is None or not self._since <= now < until:
             raise NodeIdLost
-        last = self._maker.last
-        if last and unix_ms_of(last) > now + AHEAD_MS_MAX:
-            raise ResourceExhausted("message ids per second", 4096 * 1000)
+        ahead = unix_ms_of(self._maker.last) - now
+        if ahead > AHEAD_MS_MAX:
+            log.warning("message ids are ahead of the database's clock; leasing another node id", ahead_ms=ahead)
+            raise NodeIdLost
         ids: list[int] = self._maker.take(count, now).tolist()
         return ids

@@ -22,7 +22,16 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from heapline.sql.delayed import past_slots
-from heapline.sql.layout import COLUMNS, LONG_LEASES, READY_SLOTS, SLOTS, Layout, of_columns
+from heapline.sql.layout import (
+    COLUMNS,
+    ENDED_MS,
+    ENDED_SLOTS,
+    LONG_LEASES,
+    READY_SLOTS,
+    SLOTS,
+    Layout,
+    of_columns,
+)
 from heapline.sql.statements import all_blocks, fill, statement
 
 if TYPE_CHECKING:
@@ -199,13 +208,22 @@ class Rings:
         await self._unless_busy(partial(self._shard.run, work))
 
     async def _forget_ended(self) -> None:
-        """Truncate the slots of `ended` and `acked` that are opened next."""
+        """Truncate the slots of `ended` and `acked` that are opened next, unless they were open a short time ago.
+
+        They were if the clock was set back. Then they are opened again as they are.
+        """
 
         async def work(connection: asyncpg.Connection, ring: str, slot: int) -> None:
+            table, before = f"{ring}_{slot}", (await self._shard.read_layout(connection)).now
+            last = await connection.fetchval(statement("last_removal", table=table))
+            if last is not None and last > before - (ENDED_SLOTS - 2) * ENDED_MS:
+                return
             await connection.execute(statement("short_lock_timeout"))
-            await connection.execute(statement("lock_slot", table=f"{ring}_{slot}"))
-            if (await self._shard.read_layout(connection)).next_ended == slot:  # else this node was paused meanwhile
-                await connection.execute(statement("truncate_slot", table=f"{ring}_{slot}"))
+            await connection.execute(statement("lock_slot", table=table))
+            layout = await self._shard.read_layout(connection)
+            # Else this node was paused meanwhile, or the clock was set.
+            if layout.next_ended == slot and layout.now // ENDED_MS == before // ENDED_MS:
+                await connection.execute(statement("truncate_slot", table=table))
 
         for ring in ("ended", "acked"):
             layout, sizes = await self._look(ring)

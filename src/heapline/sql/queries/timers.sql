@@ -127,5 +127,9 @@ WITH moved AS (
 )
 INSERT INTO delayed (slot, {columns}, wake, at) SELECT delayed_slot(at, $1), {columns}, wake, at FROM moved;
 
+-- name: last_removal
+-- Rows are only inserted. The condition makes this one pass over the table, although the planner avoids scans.
+SELECT at FROM {table} WHERE ctid >= '(0,0)' ORDER BY ctid DESC LIMIT 1;
+
 -- name: truncate_slot
 TRUNCATE {table};
