@@ -98,6 +98,28 @@ async def test_node_flushes_again_what_a_failover_lost(
         assert sorted(await take_all(hl, "jobs")) == sorted(expected)
 
 
+async def test_token_from_before_a_failover_ends_no_lease_from_after_it(pair: Pair) -> None:
+    """The standby does not know which tokens the primary had handed out since."""
+    async with heapline.sql.open([pair.url], poll_interval=0.1) as hl:
+        await hl.create_topic("jobs", backoff=heapline.Backoff(base=0))
+        for n in range(3):
+            await hl.enqueue("jobs", b"%d" % n)
+        await pair.part()
+        old = [message for _ in range(3) for message in await hl.pop("jobs", visibility=3600)]
+        await asyncio.to_thread(pair.fail_over)
+        new = [message for _ in range(3) for message in await available(lambda: hl.pop("jobs", visibility=3600))]
+        assert [m.id for m in new] == [m.id for m in old]
+        for call in (hl.ack, hl.nack, hl.release, hl.bury):
+            with pytest.raises(heapline.LeaseLost) as lost:
+                await call(old)
+            assert set(lost.value.lost) == {m.id for m in old}
+        with pytest.raises(heapline.LeaseLost):
+            await hl.extend(old, 60)
+        stats = await hl.stats("jobs")
+        assert (stats.leased, stats.ready, stats.delayed, stats.dead) == (3, 0, 0, 0)
+        await hl.ack(new)
+
+
 async def test_connections_to_a_server_that_became_read_only_are_replaced() -> None:
     """They once stayed in the pool, so the node did not work until it was restarted."""
     async with heapline.sql.open([shared_url()], schema=fresh_schema(), connections=2) as hl:

@@ -15,9 +15,9 @@ closed when it is large, so a backlog of any size leaves most slots of the first
 Pops look only into slots that may have rows (`ready_live`). That is known when a slot is opened, because no other
 transaction runs then, and holds until the next is opened: all other slots only lose rows.
 
-*lease.* A lease's token contains its slot (token % LEASE_SLOTS), so settling a lease touches one table. When few slots
-are empty, the leases that the oldest one still has move to one more table, LONG_LEASES (rings.py). So a lease that is
-not in its slot is looked for there (`in_slots`).
+*lease.* A lease's token is random, and contains its slot (token % LEASE_SLOTS), so settling touches one table. When few
+slots are empty, the leases that the oldest one still has move to one more table, LONG_LEASES (rings.py). So a lease
+that is not in its slot is looked for there (`in_slots`).
 
 *ended* and *acked.* The open slot follows from the time: each takes ENDED_MS, and the one after it is truncated
 meanwhile.

@@ -52,8 +52,11 @@ counted AS (
     SELECT (SELECT last_value % 4 FROM counts_turn), $1, -count(*), count(*) FROM taken HAVING count(*) > 0
 ),
 -- The time is read here, after the messages were seen to be ready: a lease before this one had ended by then.
+-- The token is random (50 bits): a sequence goes back with a failover that loses commits, and would repeat a lost lease's
+-- token. With the slot it is below 2^53, so that JavaScript does not round it.
 granted AS MATERIALIZED (
-    SELECT last_value % {slots} AS slot, nextval('tokens') * {slots} + last_value % {slots} AS token, clock_ms() AS now
+    SELECT last_value % {slots} AS slot, clock_ms() AS now,
+           (uuid_hash_extended(gen_random_uuid(), 0) & ((1::bigint << 50) - 1)) * {slots} + last_value % {slots} AS token
     FROM lease_turn
 )
 INSERT INTO lease (slot, {columns}, token, holder, request, until, started)
