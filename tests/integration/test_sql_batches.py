@@ -72,6 +72,68 @@ async def test_names_that_postgres_cannot_store_are_refused() -> None:
         assert await hl.list_batches() == []
 
 
+@pytest.mark.parametrize("place", ["ready", "leased", "delayed"])
+async def test_batch_whose_message_id_another_message_has_is_not_committed(place: str) -> None:
+    """Two nodes minted the id. The batch stays as it is until the other message is gone."""
+    schema = fresh_schema()
+    admin = await asyncpg.connect(shared_url(), server_settings={"search_path": schema})
+    async with heapline.sql.open([shared_url()], schema=schema) as hl:
+        for topic in ("jobs", "others"):
+            await hl.create_topic(topic)
+        delay = 3600 if place == "delayed" else None
+        share = {"others": [Outgoing(b"a")], "jobs": [Outgoing(b"b", idempotency_key="b", delay=delay)]}
+        await hl.prepare_batch("b", "1", share)
+        id = await admin.fetchval("SELECT id FROM prepared_keys")
+        topic = "jobs" if place == "delayed" else "others"
+        other = await hl.enqueue(topic, b"other", delay=delay)
+        table = "delayed" if place == "delayed" else "ready"
+        await admin.execute(f"UPDATE {table} SET id = $1 WHERE id = $2", id, other.id)
+        if place == "leased":
+            (held,) = await hl.pop("others", visibility=3600)
+
+        async def seen() -> Any:
+            stats = [await hl.stats(topic) for topic in ("jobs", "others")]
+            return await hl.list_batches(), [(s.ready, s.delayed, s.leased, s.dead) for s in stats]
+
+        before = await seen()
+        for _ in range(2):
+            with pytest.raises(heapline.UnavailableError, match=rf"'b' .*{id}.* items WHERE id .*commit"):
+                await hl.commit_batch("b", ["1"])
+            assert await seen() == before
+            assert await admin.fetchval("SELECT count(*) FROM decisions") == 0
+        if place == "leased":
+            await held.ack()
+        else:
+            await hl.cancel(topic, id)
+        assert await hl.commit_batch("b", ["1"]) == 2
+        assert [m.payload for m in await hl.pop("others", 10)] == [b"a"]
+        assert (await hl.get("jobs", id)).payload == b"b"
+        assert await admin.fetchval("SELECT count(*) FROM miscounted") == 0
+    await admin.close()
+
+
+async def test_batch_with_a_taken_message_id_does_not_stop_the_sweep_of_others() -> None:
+    schema = fresh_schema()
+    admin = await asyncpg.connect(shared_url(), server_settings={"search_path": schema})
+    async with heapline.sql.open([shared_url()], schema=schema) as hl:
+        await hl.create_topic("jobs")
+        for batch in ("a", "b"):
+            await hl.prepare_batch(batch, "1", {"jobs": [Outgoing(batch.encode(), idempotency_key=batch)]})
+            decided = "INSERT INTO decisions VALUES ($1, '{1}', 1, '{jobs}', NULL, NULL, clock_ms())"
+            await admin.execute(decided, batch)
+        id = await admin.fetchval("SELECT id FROM prepared_keys WHERE batch = 'a'")
+        other = await hl.enqueue("jobs", b"other")
+        await admin.execute("UPDATE ready SET id = $1 WHERE id = $2", id, other.id)
+        with pytest.raises(heapline.UnavailableError, match="commit the batch again"):
+            await batches.Sweeper(hl.node).sweep()
+        held = await hl.pop("jobs", 10)
+        assert {m.payload for m in held} == {b"other", b"b"}
+        await hl.ack(held)
+        await batches.Sweeper(hl.node).sweep()
+        assert [m.payload for m in await hl.pop("jobs", 10)] == [b"a"]
+    await admin.close()
+
+
 async def test_decided_batch_is_completed_when_its_shard_returns(database: str) -> None:
     one, two = topics_by_shard(2)
     schema = fresh_schema()

@@ -30,6 +30,7 @@ from heapline.owned_tasks import OwnedTasks
 from heapline.sql import prepared
 from heapline.sql.enqueue import identity_of
 from heapline.sql.handlers import handles
+from heapline.sql.insert import IdConflict
 from heapline.sql.node import Node
 from heapline.sql.prepared import Attached, PartName, PartView
 from heapline.sql.shard import Shard, lock_key
@@ -384,6 +385,7 @@ class Sweeper:
         async with home.connection() as connection:
             now = (await home.read_layout(connection)).now
         at, batch, is_last = -1, "", False
+        conflict: IdConflict | None = None
         while not is_last:
             async with shard.connection() as connection:
                 rows = await connection.fetch(statement("prepared_batches"), at, batch, SWEEP_PAGE)
@@ -391,8 +393,13 @@ class Sweeper:
                 decided = await connection.fetch(statement("select_decided"), [row["batch"] for row in rows])
             parts = {row["batch"]: row["parts"] for row in decided}
             for batch, at in rows:
-                await self._settle(shard, batch, parts.get(batch), is_late=at + TIMEOUT_MS < now)
+                try:
+                    await self._settle(shard, batch, parts.get(batch), is_late=at + TIMEOUT_MS < now)
+                except IdConflict as error:  # the batches after this one do not depend on it
+                    conflict = error
             is_last = len(rows) < SWEEP_PAGE or at > now
+        if conflict is not None:
+            raise conflict
 
     async def _settle(self, shard: Shard, batch: str, parts: Sequence[str] | None, *, is_late: bool) -> None:
         if parts is not None:

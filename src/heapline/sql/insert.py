@@ -23,6 +23,8 @@ log = Log("heapline.sql")
 class IdConflict(UnavailableError):
     """Other messages have ids of new ones. Clients see UnavailableError."""
 
+    reason = ""  # what the database said
+
 
 async def insert(
     connection: asyncpg.Connection,
@@ -56,6 +58,8 @@ async def taken_ids(connection: asyncpg.Connection, layout: Layout, ids: Iterabl
 
 def id_conflict(reason: str) -> IdConflict:
     log.error("message id conflict; nothing was stored", error=reason)
-    return IdConflict(
+    conflict = IdConflict(
         "a message id was minted twice, so nothing was stored; retry, and check that no two nodes share a node id"
     )
+    conflict.reason = reason
+    return conflict

@@ -25,7 +25,7 @@ from heapline.contract.errors import BadRequest, BatchDecided, IdempotencyConfli
 from heapline.contract.message import Enqueued
 from heapline.sql.dedup import Identity, Judgement, Memory, Producer
 from heapline.sql.home import Home
-from heapline.sql.insert import insert
+from heapline.sql.insert import IdConflict, insert
 from heapline.sql.layout import Layout
 from heapline.sql.namespace_keys import check_claim
 from heapline.sql.node_id import NodeId
@@ -241,7 +241,15 @@ async def _insert(
     kept = [i for i, id in enumerate(columns.ids) if id not in leaves]
     ready = [i for i in kept if columns.dues[i] <= now]
     delayed = [i for i in kept if columns.dues[i] > now]
-    await insert(connection, layout, topic, _pick(columns, ready), _pick(columns, delayed), config, batch)
+    try:
+        await insert(connection, layout, topic, _pick(columns, ready), _pick(columns, delayed), config, batch)
+    except IdConflict as error:
+        # The ids were answered when the part was prepared. So they stay, and the other message must go first.
+        what = f"ids of batch {batch!r} are in use by other messages of this shard ({' '.join(error.reason.split())})"
+        raise IdConflict(
+            f"{what}, so nothing was changed here; find them with SELECT * FROM items WHERE id = …, "
+            "ack or cancel them, then commit the batch again"
+        ) from error
     ends = [end for i in ready if (end := columns.expires[i]) is not None]
     return [columns.dues[i] for i in delayed] + ends
 
