@@ -104,7 +104,14 @@ async def delete_dead_letters(node: Node, command: dead_letters.DeleteDeadLetter
 async def _find(home: Home, message_ids: list[MessageId] | None, where: DlqFilter | None) -> AsyncIterator[list[int]]:
     """Yield the ids of the requested dead letters in slices, oldest first."""
     topic = (await home.shard.read_topic(home.name)).topic
-    wanted = None if message_ids is None else _own_ids(topic, message_ids)
+    found = _all(home, topic) if message_ids is None else _named(home, topic, sorted(_own_ids(topic, message_ids)))
+    async for rows in found:
+        chosen = [row["id"] for row in rows if where is None or matches(_facts(topic, row), where)]
+        if chosen:
+            yield chosen
+
+
+async def _all(home: Home, topic: Topic) -> AsyncIterator[list[Any]]:
     after = FIRST
     while True:
         async with home.shard.connection() as connection:
@@ -112,13 +119,18 @@ async def _find(home: Home, message_ids: list[MessageId] | None, where: DlqFilte
         if not rows:
             return
         after = (rows[-1]["at"], rows[-1]["id"])
-        chosen = [
-            row["id"]
-            for row in rows
-            if (wanted is None or row["id"] in wanted) and (where is None or matches(_facts(topic, row), where))
-        ]
-        if chosen:
-            yield chosen
+        yield rows
+
+
+async def _named(home: Home, topic: Topic, ids: list[int]) -> AsyncIterator[list[Any]]:
+    """Look the ids up, however many other dead letters there are."""
+    rows: list[Any] = []
+    for start in range(0, len(ids), SLICE):
+        async with home.shard.connection() as connection:
+            rows += await connection.fetch(statement("dead_facts_of"), topic.id, ids[start : start + SLICE])
+    rows.sort(key=lambda row: (row["at"], row["id"]))
+    for start in range(0, len(rows), SLICE):
+        yield rows[start : start + SLICE]
 
 
 def _own_ids(topic: Topic, message_ids: list[MessageId]) -> set[int]:

@@ -6,6 +6,9 @@ FROM dead WHERE topic = $1 AND (at, id) > ($2, $3) ORDER BY topic, at, id LIMIT 
 SELECT id, at, priority, reason, name FROM dead
 WHERE topic = $1 AND (at, id) > ($2, $3) ORDER BY topic, at, id LIMIT $4;
 
+-- name: dead_facts_of
+SELECT id, at, priority, reason, name FROM dead WHERE topic = $1 AND id = ANY($2);
+
 -- name: dead_to_ready
 WITH moved AS (DELETE FROM dead WHERE topic = $1 AND id = ANY($2) RETURNING *), kept AS (
     INSERT INTO {ready} (slot, {columns})
