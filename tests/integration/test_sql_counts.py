@@ -17,7 +17,7 @@ from heapline.sql import rings, stats  # noqa: E402 - needs asyncpg
 from heapline.sql.layout import COUNTS_SLOTS  # noqa: E402 - needs asyncpg
 from heapline.sql.migrations import all_migrations, migrate  # noqa: E402 - needs asyncpg
 from heapline.sql.statements import statement  # noqa: E402 - needs asyncpg
-from tests.integration.test_sql_nodes import Database, database, shard_of, used_slots  # noqa: E402, F401
+from tests.integration.test_sql_nodes import Database, database, empty_database, shard_of, used_slots  # noqa: E402, F401
 
 
 async def miscounted(database: Database) -> list[Any]:  # noqa: F811
@@ -222,18 +222,18 @@ async def test_wrong_counts_are_detected_and_corrected(database: Database) -> No
     assert (await broker.stats("jobs")).ready == 5
 
 
-async def test_upgrade_counts_what_is_stored(database: Database) -> None:  # noqa: F811
-    await migrate(database.admin, database.schema, 0, 1, all_migrations()[:2])
-    topic = await database.admin.fetchval(
+async def test_upgrade_counts_what_is_stored(empty_database: Database) -> None:  # noqa: F811
+    await migrate(empty_database.admin, empty_database.schema, 0, 1, all_migrations()[:2])
+    topic = await empty_database.admin.fetchval(
         "INSERT INTO topics (namespace, name, config, id_suffix) VALUES ('default', 'jobs', $1, 1) RETURNING id",
         heapline.sql.shard.write_config(heapline.TopicConfig()),
     )
-    await database.admin.execute(
+    await empty_database.admin.execute(
         "INSERT INTO ready (slot, topic, id, key, due, priority, attempts, payload) "
         "SELECT n % 3, $1, n, 0, 9, 5, 0, 'x' FROM generate_series(1, 100) AS n",
         topic,
     )
-    broker = await database.open()
+    broker = await empty_database.open()
     assert (await broker.stats("jobs")).ready == 100
-    assert await miscounted(database) == []
+    assert await miscounted(empty_database) == []
     assert len(await broker.pop("jobs", 1000)) == 100, "from all slots: it is not known yet which ones have rows"

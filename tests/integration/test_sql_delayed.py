@@ -15,7 +15,7 @@ asyncpg = pytest.importorskip("asyncpg")
 from heapline.sql import delayed, rings  # noqa: E402 - needs asyncpg
 from heapline.sql.layout import DELAYED_SLOTS  # noqa: E402 - needs asyncpg
 from heapline.sql.migrations import all_migrations, migrate  # noqa: E402 - needs asyncpg
-from tests.integration.test_sql_nodes import Database, database, shard_of, used_slots  # noqa: E402, F401
+from tests.integration.test_sql_nodes import Database, database, empty_database, shard_of, used_slots  # noqa: E402, F401
 
 MINUTE, DAY = 60_000, 86_400_000
 
@@ -163,17 +163,17 @@ async def test_two_nodes_fire_each_message_once(database: Database) -> None:  # 
     assert (await nodes[0].stats("jobs")).delayed == 0
 
 
-async def test_upgrade_keeps_delayed_messages(database: Database) -> None:  # noqa: F811
-    await migrate(database.admin, database.schema, 0, 1, all_migrations()[:1])
-    topic = await database.admin.fetchval(
+async def test_upgrade_keeps_delayed_messages(empty_database: Database) -> None:  # noqa: F811
+    await migrate(empty_database.admin, empty_database.schema, 0, 1, all_migrations()[:1])
+    topic = await empty_database.admin.fetchval(
         "INSERT INTO topics (namespace, name, config, id_suffix) VALUES ('default', 'jobs', $1, 1) RETURNING id",
         heapline.sql.shard.write_config(heapline.TopicConfig()),
     )
-    await database.admin.execute(
+    await empty_database.admin.execute(
         "INSERT INTO delayed SELECT $1, n, 0, 9, 5, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 'x', "
         "clock_ms() + n::bigint * n * 1000 FROM generate_series(1, 3000) AS n",
         topic,
     )
-    broker = await database.open()
+    broker = await empty_database.open()
     assert (await broker.stats("jobs")).delayed == 3000
     assert (await broker.get("jobs", 2999)).state == "delayed"

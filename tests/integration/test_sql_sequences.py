@@ -10,7 +10,7 @@ import heapline
 from heapline import Outgoing
 from heapline.contract.messages import EnqueueBatch, OpenProducer, enqueued, pack_messages
 from heapline.sql.layout import SEQUENCES_SLOTS
-from tests.integration.test_sql_nodes import Database, database, shard_of  # noqa: F401 - a fixture
+from tests.integration.test_sql_nodes import Database, database, empty_database, shard_of  # noqa: F401 - a fixture
 
 pytest.importorskip("asyncpg")
 from heapline.sql import rings
@@ -68,15 +68,15 @@ async def test_folding_keeps_what_producers_may_repeat(database: Database) -> No
     assert (await send(broker, 7, epoch=2)).duplicate
 
 
-async def test_sequences_are_remembered_across_an_upgrade(database: Database) -> None:  # noqa: F811
-    await migrate(database.admin, database.schema, 0, 1, all_migrations()[:13])
+async def test_sequences_are_remembered_across_an_upgrade(empty_database: Database) -> None:  # noqa: F811
+    await migrate(empty_database.admin, empty_database.schema, 0, 1, all_migrations()[:13])
     broker_topic = "INSERT INTO topics (namespace, name, config, id_suffix) VALUES ('default', 'jobs', '{}', 1)"
-    await database.admin.execute(broker_topic)
-    await database.admin.execute(
+    await empty_database.admin.execute(broker_topic)
+    await empty_database.admin.execute(
         "INSERT INTO producers SELECT id, 'p', 3, 5, 0, clock_ms() FROM topics; "
         "INSERT INTO sequences SELECT id, 'p', 7, 700, 1, clock_ms() FROM topics"
     )
-    broker = await database.open()
+    broker = await empty_database.open()
     with pytest.raises(heapline.StaleSequence):
         await send(broker, 4, epoch=3)
     with pytest.raises(heapline.IdempotencyConflict):
