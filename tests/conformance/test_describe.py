@@ -20,7 +20,7 @@ from heapline.contract.log import GetOffsets
 from heapline.contract.messages import ScanMessages
 from heapline.contract.replays import ListReplays
 from heapline.contract.schedules import ListSchedules
-from heapline.contract.topics import SetPartitionThrottled, Snapshot
+from heapline.contract.topics import CountPurge, SetPartitionThrottled, Snapshot
 from tests.conformance.conftest import MakeTopic
 from tests.conformance.worlds import World
 
@@ -58,6 +58,7 @@ CALLS_BY_FEATURE = {
     "search": SearchMessages("jobs", "x"),
     "due_times": GetDueTimes("jobs"),
     "dlq_groups": GroupDeadLetters("jobs"),
+    "purge_count": CountPurge("jobs"),
 }
 
 
