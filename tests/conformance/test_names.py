@@ -27,6 +27,7 @@ CALLS = {
     "pause_topic": ["topic", "until"],
     "resume_topic": ["topic"],
     "snapshot": ["topic"],
+    "record_audit": ["topic", "until", "messages", "lost", "doubled", "early", "refuted", "topics"],
     "enqueue": [
         "topic", "payload", "priority", "key", "delay", "headers", "ttl", "max_retries", "idempotency_key",
         "deliver_at", "idempotency_scope", "producer", "producer_id", "epoch", "seq", "answered_below",

@@ -131,3 +131,20 @@ async def test_stats_have_the_parts_of_the_broker_s_features(jobs: Broker) -> No
         assert stats.spine is not None
     if stats.spine is not None:  # a broker without partitions may report its rank bound
         assert stats.spine.bound is None or stats.spine.bound >= 1
+
+
+@pytest.mark.feature("log")
+async def test_recorded_audit_is_in_the_statistics(world: World, jobs: Broker) -> None:
+    stats = await jobs.stats("jobs")
+    assert stats.log is not None
+    assert stats.log.audit is None
+    until = world.now() - timedelta(minutes=5)
+    await jobs.record_audit("jobs", until, 12, lost=1, doubled=2, early=3, refuted=["none_lost", "not_early"], topics=2)
+    stats = await jobs.stats("jobs")
+    assert stats.log is not None
+    found = stats.log.audit
+    assert found is not None
+    assert (found.messages, found.lost, found.doubled, found.early, found.topics) == (12, 1, 2, 3, 2)
+    assert found.refuted == ["none_lost", "not_early"]
+    assert abs(found.until - until) < timedelta(milliseconds=1)
+    assert found.recorded_at > found.until

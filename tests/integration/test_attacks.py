@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def command_for(name: str, topic: str) -> Any:
         "DlqDelete": {"where": DlqFilter()},
         "UpdateUser": {"disabled": True},
         "EndLeases": {"ids": ["1"]},
+        "RecordAudit": {"until": datetime(2026, 1, 31, tzinfo=UTC)},
         "SearchMessages": {"text": "x"},
         "EnqueueBatch": {"messages": NewMessages([b"x"])},
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,7 @@ STATE = {  # the effects or answers of all other calls when their response was l
     "resume_topic": lambda hl: hl.resume_topic("jobs"),
     "set_partition_throttled": lambda hl: hl.set_partition_throttled("jobs", 0, True, reason="hot"),
     "snapshot": lambda hl: hl.snapshot("jobs"),
+    "record_audit": lambda hl: hl.record_audit("jobs", datetime(2026, 1, 31, tzinfo=UTC), 7),
     "list_topics": lambda hl: hl.list_topics(),
     "stats_series": lambda hl: hl.stats_series("jobs"),
     "due_times": lambda hl: hl.due_times("jobs"),
@@ -251,6 +253,7 @@ STATE = {  # the effects or answers of all other calls when their response was l
     "dlq_count": lambda hl: hl.dlq_count("jobs"),
     "list_stats": lambda hl: hl.list_stats(),
     "stats": lambda hl: hl.stats("jobs"),
+    "purge_count": lambda hl: hl.purge_count("jobs"),
     "peek": lambda hl: hl.peek("jobs"),
     "dlq_list": lambda hl: hl.dlq_list("jobs"),
     "offsets": lambda hl: hl.offsets("jobs"),

@@ -255,6 +255,19 @@ class SpineStats(msgspec.Struct, frozen=True, kw_only=True):
     refusals_total: int  # selections that found nothing to give although messages were ready
 
 
+class TopicAudit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The result of an audit of a topic, as the auditor reported it. A count is that of counterexamples."""
+
+    until: datetime  # the audit covers what happened before
+    recorded_at: datetime
+    messages: int
+    lost: int = 0
+    doubled: int = 0  # leased to two holders at once, or leased again after its end
+    early: int = 0  # leased before it was due
+    refuted: list[str] = []  # all promises that were broken, by their names in the audit's report
+    topics: int = 1  # audited together: the counts are of all of them
+
+
 class LogStats(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics that only a broker with the feature "log" has."""
 
@@ -269,6 +282,7 @@ class LogStats(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_bytes: int = 0  # of the newest snapshot; 0 = there is none
     snapshot_age: float | None = None  # seconds since it was written, or since this process opened the topic
     disk_free_bytes: int | None = None  # on the file system of the data directory; None = the disk is in memory
+    audit: TopicAudit | None = None  # the last one that was recorded; None = there is none, or its file is damaged
 
 
 class LatencyHistogram(msgspec.Struct, frozen=True, kw_only=True):

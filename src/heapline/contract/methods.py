@@ -99,6 +99,7 @@ class Methods:
     resume_topic = command(topics.ResumeTopic)
     set_partition_throttled = command(topics.SetPartitionThrottled)
     snapshot = command(topics.Snapshot)
+    record_audit = command(topics.RecordAudit)
 
     # -- in --------------------------------------------------------------------------------------------------------
 

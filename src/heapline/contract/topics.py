@@ -10,7 +10,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from heapline.contract.call import Access, Command, Count, Page, Repeat, Right, call
 from heapline.contract.config import TopicConfig
-from heapline.contract.fields import PAGE_MAX, Cursor, Instant, Partition, Reason, Topic
+from heapline.contract.errors import BadRequest
+from heapline.contract.fields import PAGE_MAX, Cursor, Instant, Natural, Partition, Reason, ShortName, Topic
 from heapline.contract.message import TopicInfo, TopicStats
 
 ADMIN = Right.ADMIN
@@ -153,6 +154,37 @@ class SetPartitionThrottled(Command[None]):
     partition: Partition
     throttled: bool
     reason: Reason | None = None
+
+
+PROMISES_MAX = 50
+
+
+@call(
+    id=0x0E,
+    rpc="RecordAudit",
+    http="POST /v1/heaps/{topic}:audited",
+    needs=ADMIN,
+    audit=("lost", "doubled", "early"),
+    feature="log",
+)
+class RecordAudit(Command[None]):
+    """Keep the result of an audit with its topic, in place of the one before. Statistics show it (`log.audit`).
+
+    The broker does not check the result: it is what the caller found. `heapline pipeline audit` calls this.
+    """
+
+    topic: Topic
+    until: Instant  # the audit covers what happened before; not later than now
+    messages: Natural = 0
+    lost: Natural = 0
+    doubled: Natural = 0
+    early: Natural = 0
+    refuted: list[ShortName] = msgspec.field(default_factory=list)
+    topics: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 1
+
+    def validate(self) -> None:
+        if len(self.refuted) > PROMISES_MAX:
+            raise BadRequest(f"refuted must have at most {PROMISES_MAX} promises, got {len(self.refuted)}")
 
 
 @call(id=0x0B, rpc="Snapshot", http="POST /v1/heaps/{topic}:snapshot", needs=ADMIN, audit=(), feature="log")

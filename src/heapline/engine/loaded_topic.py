@@ -21,6 +21,7 @@ import msgspec
 from heapline.clock import Clock, SteadyClock
 from heapline.contract.config import REOPENING_FIELDS, BrokerConfig, TopicConfig
 from heapline.contract.errors import HeaplineError, SnapshotCorrupt
+from heapline.contract.message import TopicAudit
 from heapline.core.events import I64, AnyEvent
 from heapline.core.now import Now
 from heapline.core.partition import Decision, Draw, Partition
@@ -30,6 +31,7 @@ from heapline.engine.committer import GroupCommitter
 from heapline.engine.counters import Counters
 from heapline.engine.delivery import Delivery, PopCall
 from heapline.engine.io import Io
+from heapline.engine.last_audit import read_audit
 from heapline.engine.recovery import apply_units, check_records, newest_state
 from heapline.engine.timers import Firing
 from heapline.engine.topic import Topic
@@ -55,6 +57,7 @@ class Recovered(NamedTuple):
     wall: int | None  # and its wall time
     snapshot_unit: int  # of the snapshot it was loaded from, 0 if none
     units: int  # applied after the snapshot
+    audit: TopicAudit | None
 
 
 class Loader(msgspec.Struct, eq=False):
@@ -123,7 +126,8 @@ class Loader(msgspec.Struct, eq=False):
             journal.close()
             raise
         time = max(journal.last_time, self.floor_ms)
-        return Recovered(topic, journal, time, journal.last_wall, after_unit, count)
+        audit = read_audit(self.disk, self.directory)
+        return Recovered(topic, journal, time, journal.last_wall, after_unit, count, audit)
 
 
 class LoadedTopic:

@@ -71,6 +71,7 @@ class TopicRunner:
         self.io = io
         self.config = config
         self.counters = Counters()
+        self.audit = recovered.audit  # the last one that was recorded
         self.steady = SteadyClock(clock, recovered.time, recovered.wall)  # a reload must not make time jump
         self._clock = clock
         self.loop = asyncio.get_running_loop()

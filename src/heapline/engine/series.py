@@ -13,13 +13,13 @@ from itertools import count
 
 import msgspec
 
-from heapline.checksum import crc32c
 from heapline.clock import Clock
 from heapline.core.ids import unix_ms_of
 from heapline.core.series import STEP, Sample, Series
 from heapline.engine.io import Io
 from heapline.engine.runner import TopicRunner
 from heapline.journal.disk import Disk
+from heapline.journal.small_files import sealed, unsealed
 from heapline.logs import Log
 from heapline.owned_tasks import OwnedTasks
 
@@ -104,32 +104,19 @@ class SeriesKeeper:
 
     def _write(self, directory: str, state: bytes) -> None:
         try:
-            self._disk.write_file_atomic(f"{directory}/{FILE}", _sealed(state))
+            self._disk.write_file_atomic(f"{directory}/{FILE}", sealed(VERSION, state))
         except OSError as error:  # the topic was deleted, or the disk is full
             log.warning("series not written", cause=type(error).__name__, directory=directory)
 
     def _read(self, directory: str) -> Series:
         try:
-            return Series.from_state(_unsealed(bytes(self._disk.read_file(f"{directory}/{FILE}"))))
+            content = unsealed(VERSION, bytes(self._disk.read_file(f"{directory}/{FILE}")))
+            return Series.from_state(msgspec.msgpack.decode(content, type=list[object]))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, msgspec.DecodeError) as error:
             log.warning("series cannot be read; beginning again", cause=str(error), directory=directory)
         return Series()
-
-
-def _sealed(state: bytes) -> bytes:
-    body = bytes([VERSION]) + state
-    return crc32c(body).to_bytes(4, "little") + body
-
-
-def _unsealed(raw: bytes) -> list[object]:
-    body = raw[4:]
-    if len(body) < 2 or raw[:4] != crc32c(body).to_bytes(4, "little"):
-        raise ValueError("checksum does not match")
-    if body[0] != VERSION:
-        raise ValueError(f"version {body[0]} is not known")
-    return msgspec.msgpack.decode(body[1:], type=list[object])
 
 
 def sample_of(runner: TopicRunner) -> Sample:

@@ -19,6 +19,7 @@ from heapline.contract.message import (
     LogStats,
     PartitionStats,
     SpineStats,
+    TopicAudit,
     TopicInfo,
     TopicStats,
     from_ms,
@@ -199,6 +200,22 @@ def snapshot(broker: TopicKeeper, command: topics.Snapshot, context: Context) ->
     return broker.runner(command.topic).maintenance.snapshot()
 
 
+@handles(topics.RecordAudit)
+async def record_audit(broker: TopicKeeper, command: topics.RecordAudit, context: Context) -> None:
+    now = from_ms(broker.clock.wall_ms())
+    found = TopicAudit(
+        until=min(command.until, now),
+        recorded_at=now,
+        messages=command.messages,
+        lost=command.lost,
+        doubled=command.doubled,
+        early=command.early,
+        refuted=command.refuted,
+        topics=command.topics,
+    )
+    await broker.record_audit(command.topic, found)
+
+
 @handles(inspection.StatsSeries)
 async def stats_series(broker: TopicKeeper, command: inspection.StatsSeries, context: Context) -> TopicSeries:
     runner = None if command.topic is None else broker.runner(command.topic)
@@ -273,6 +290,7 @@ def topic_stats(runner: TopicRunner, usage: Usage, free: int | None, now: Now) -
             snapshot_bytes=manifest + sum(blob.length for blob in blobs),
             snapshot_age=max(0, now.steady - runner.maintenance.snapshot_at) / 1000,
             disk_free_bytes=free,
+            audit=runner.audit,
         ),
         oldest_ready_age=max((p.oldest_ready_age for p in partitions if p.oldest_ready_age is not None), default=None),
         depth_by_priority=_depths(topic, now),

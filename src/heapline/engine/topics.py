@@ -31,7 +31,7 @@ from heapline.contract.errors import (
     TopicExists,
     TopicNotFound,
 )
-from heapline.contract.message import TopicInfo
+from heapline.contract.message import TopicAudit, TopicInfo
 from heapline.core.ids import unix_ms_of
 from heapline.core.partition import Draw
 from heapline.engine.batches.coordinator import BatchCoordinator
@@ -41,6 +41,7 @@ from heapline.engine.catalog import Catalog, Entry
 from heapline.engine.data_directory import DataDirectory
 from heapline.engine.internal_topic import CONFIG, NAMESPACE, InternalTopic
 from heapline.engine.io import Io, ThreadIo
+from heapline.engine.last_audit import write_audit
 from heapline.engine.loaded_topic import Loader
 from heapline.engine.replays.manager import ReplayJobs
 from heapline.engine.runner import InstallHook, TopicRunner
@@ -357,6 +358,14 @@ class TopicKeeper:
             if is_no_space(error):
                 raise StorageFull from error
             raise
+
+    @_to_its_end
+    async def record_audit(self, topic: str, found: TopicAudit) -> None:
+        """Keep the result of an audit, durably. Results are written one by one, and not while the topic is deleted."""
+        async with self._admin:
+            runner = self.runner(topic)
+            await self._on_disk(write_audit, self.directory.disk, runner.loader.directory, found)
+            runner.audit = found
 
     @_to_its_end
     async def change_topic(self, topic: str, settings: dict[str, Any]) -> TopicInfo:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from heapline.checksum import crc32c
 from heapline.journal.disk import Disk
 
 REPLAYS = "replays"  # in a data directory: jobs; in a topic's: checkpoints
@@ -55,3 +56,19 @@ class SmallFiles:
 def checkpoints_of(disk: Disk, directory: str) -> SmallFiles:
     """Return the checkpoints of a topic's replays to subscribers."""
     return SmallFiles(disk, f"{directory}/{REPLAYS}")
+
+
+def sealed(version: int, content: bytes) -> bytes:
+    """Return a file that has its checksum (4 bytes, crc32c of the rest), then the version of its format (1 byte)."""
+    body = bytes([version]) + content
+    return crc32c(body).to_bytes(4, "little") + body
+
+
+def unsealed(version: int, raw: bytes) -> bytes:
+    """Return the content of a file of this version; raise ValueError if it is damaged or of another version."""
+    body = raw[4:]
+    if len(body) < 2 or raw[:4] != crc32c(body).to_bytes(4, "little"):
+        raise ValueError("checksum does not match")
+    if body[0] != version:
+        raise ValueError(f"version {body[0]} is not known")
+    return body[1:]

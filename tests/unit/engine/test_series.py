@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from heapline.contract.errors import TopicNotFound
-from heapline.engine.series import FILE, _sealed
+from heapline.engine.series import FILE, VERSION
+from heapline.journal.small_files import sealed as sealed_file
 from tests.unit.engine.rig import PATH, Rig, opened
 
 
@@ -62,7 +63,7 @@ async def test_idle_topic_has_no_file_and_a_deleted_one_leaves_none() -> None:
 
 
 def sealed(state: object) -> bytes:
-    return _sealed(msgspec.msgpack.encode(state))
+    return sealed_file(VERSION, msgspec.msgpack.encode(state))
 
 
 @pytest.mark.parametrize(
