@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from heapline.cli.connection import NetworkGroup, TopicArgument
 from heapline.cli.message_view import clock, rounded, states_of
@@ -343,7 +344,7 @@ def _cells(stats: TopicStats | PartitionStats | None) -> tuple[str, ...]:
     return *depths, "paused" if stats.paused else rounded(stats.oldest_ready_age)
 
 
-def _state_facts(stats: TopicStats) -> list[tuple[str, str]]:
+def _state_facts(stats: TopicStats) -> list[tuple[str, str | Text | None]]:
     age = rounded(stats.oldest_ready_age)
     names = {"enqueued": "enqueued", "acked": "acked", "nacked": "nacked", "lease_timeouts": "timed out"}
     totals = ", ".join(f"{count(getattr(stats, f'{name}_total'))} {text}" for name, text in names.items())
@@ -356,7 +357,19 @@ def _state_facts(stats: TopicStats) -> list[tuple[str, str]]:
         ("since the server started", totals),
         ("journal", _journal(stats.log) if stats.log is not None else ""),
         ("durability", stats.durability),
+        ("last audit", _audit(stats.log)),
     ]
+
+
+def _audit(log: LogStats | None) -> Text | None:
+    found = None if log is None else log.audit
+    if found is None:
+        return None
+    verdict = f"{count(found.lost)} lost, {count(found.doubled)} doubled, {count(found.early)} early"
+    broken = f"; broken: {', '.join(found.refuted)}" if found.refuted else ""
+    others = f", with {counted(found.topics - 1, 'other topic')}" if found.topics > 1 else ""
+    rest = f"{broken}; {counted(found.messages, 'message')}{others}, up to {clock(found.until)}"
+    return Text.assemble((verdict, "red" if found.refuted else "green"), harmless(rest))
 
 
 @app.call("due", example="jobs", json="one object: overdue, hour (by minute), day (by half hour), later.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -263,3 +265,20 @@ def test_question_leaves_no_trace_in_the_output(cli: Cli, typed: str, code: int)
     assert "Permanently delete" in result.stderr
     assert result.stdout == ("topic old deleted\n" if code == 0 else "")
     assert cli("topic", "show", "old", code=1 - code)
+
+
+def test_show_has_the_last_audit(cli: Cli, clock: HandClock) -> None:
+    cli("topic", "create", "jobs")
+    assert "last audit" not in cli("topic", "show", "jobs").stdout
+    until = datetime.fromtimestamp(clock.wall_ms() / 1000, UTC)
+    asyncio.run(cli.broker.record_audit("jobs", until, 1200))
+    shown = cli("topic", "show", "jobs").stdout
+    assert f"0 lost, 0 doubled, 0 early; 1 200 messages, up to {until:%Y-%m-%d %H:%M:%S}Z" in shown
+    found = {"lost": 2, "early": 1, "refuted": ["none_lost", "[red]\x1b"], "topics": 3}
+    asyncio.run(cli.broker.record_audit("jobs", until, 1200, **found))
+    shown = " ".join(cli("topic", "show", "jobs").stdout.replace("│", " ").split())
+    assert "2 lost, 0 doubled, 1 early; broken: none_lost, [red]" in shown
+    assert "with 2 other topics" in shown
+    assert "\x1b" not in shown
+    (printed,) = cli.json("topic", "show", "jobs")
+    assert printed["stats"]["log"]["audit"]["lost"] == 2

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import cache, partial, reduce
 from time import perf_counter
 from typing import Any
@@ -37,7 +38,7 @@ from heapline.spark.audit.report import AuditResult, Example, Ranked, make_repor
 from heapline.spark.jobs.lake import Offsets, journal_rows, topic_rows
 from heapline.spark.options import parse_options
 from heapline.spark.source import BatchReader, HeaplineSource
-from heapline.spark.target import resolve
+from heapline.spark.target import client_of, resolve, server_target
 
 EXAMPLES = 10
 ROWS_PER_TASK = 1_500_000
@@ -81,6 +82,23 @@ def audit(
     closing = closing if closing is not None else broker.closing
     result = _audited(packed, names, opening, closing, {**broker.configs, **(configs or {})}, examples, started)
     return _with_ulids(result, lambda name: topic_rows(spark, where, lake, name, columns=("topic", "message_id")))
+
+
+def record(where: Mapping[str, str], result: AuditResult, until: datetime) -> None:
+    """Keep the result with each audited topic, on the server that `where` names. `until` is when the audit began."""
+    wrong = {check.name: check.wrong for check in result.checks}
+    with client_of(server_target(where)) as client:
+        for topic in result.topics:
+            client.record_audit(
+                topic,
+                until,
+                result.messages,
+                lost=wrong["none_lost"],
+                doubled=wrong["one_holder"] + wrong["stays_over"],
+                early=wrong["not_early"],
+                refuted=list(result.refuted),
+                topics=len(result.topics),
+            )
 
 
 def audit_events(
