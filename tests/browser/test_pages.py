@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory, chromium: Any) -> Iterator[
         hl.enqueue_batch("signups", [Outgoing(b"{}", headers={"heapline-task": f"signups.{n % 2}"}) for n in range(9)])
         for n, message in enumerate(hl.pop("signups", 9, holder="signups-worker-1", wait=5.0)):
             message.nack(reason=f"TimeoutError: order {n} took 30 s" if n % 3 else "ValueError: email is empty")
+        for topic in ("webhooks", "signups"):
+            hl.record_audit(topic, datetime.now(UTC), 1200)
+        hl.record_audit("imports", datetime.now(UTC), 310, early=2, refuted=["not_early"])
     time.sleep(LOAD_SECONDS)
     yield server
     load.terminate()
@@ -88,6 +92,33 @@ def address(server: ServerProcess, path: str) -> str:
             dead = hl.dlq_list("imports")[0].message_id
         path = f"/message?topic=imports&id={dead}"
     return server.url + path
+
+
+def test_last_audit_is_a_badge_that_leads_to_all_audits(server: ServerProcess, log_in: Callable[..., Any]) -> None:
+    until = datetime.now(UTC)
+    with server.client() as hl:
+        for topic in ("sound", "broken", "unaudited"):
+            hl.create_topic(topic)
+        hl.record_audit("sound", until, 1200)
+        hl.record_audit("broken", until, 7, lost=3, early=1, refuted=["none_lost", "not_early"])
+    page = log_in(server)
+    alarm = page.locator("#alarms").get_by_role("link", name="broken its last audit found 3 lost")
+    expect(alarm).to_be_visible()
+    page.goto(server.url + "/topics/unaudited")
+    expect(page.locator("#title")).to_be_visible()
+    expect(page.locator("#title .audit")).to_have_count(0)
+    page.goto(server.url + "/topics/broken")
+    badge = page.locator("#title").get_by_role("link", name="Last audit: 3 lost, 0 doubled, 1 early, 2 promises broken")
+    expect(badge).to_contain_text(until.strftime("up to %Y-%m-%d %H:%M:%S"))
+    expect(badge.locator(".pill.dead")).to_be_visible()
+    with server.client() as hl:
+        hl.record_audit("broken", until, 9)
+    expect(page.locator("#title .audit .pill.ok")).to_have_text("0 lost, 0 doubled, 0 early")  # the open page follows
+    page.locator("#title .audit").click()
+    expect(page).to_have_url(re.compile("/ui/pipeline#audits$"))
+    row = page.get_by_role("row", name=re.compile("^sound"))
+    expect(row).to_contain_text("0 lost, 0 doubled, 0 early")
+    expect(row).to_contain_text("1\u202f200")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def test_markup_of_users_is_shown_and_never_run(own_server: Callable[..., Any], 
         message.nack(reason=f"Traceback (most recent call last):\n  File x\n{EVIL}")
         hl.pop("evil", 1, holder=EVIL[:100])
         hl.create_schedule("evil", topic="evil", payload=EVIL.encode(), every=3600.0, headers={"a": EVIL})
+        hl.record_audit("evil", datetime.now(UTC), 1, refuted=[EVIL[:200]])
         dead = hl.dlq_list("evil")[0].message_id
         waiting = hl.peek("evil")[0].message_id
     headers = {"authorization": f"Bearer {server.key}"}
@@ -55,7 +57,8 @@ def test_markup_of_users_is_shown_and_never_run(own_server: Callable[..., Any], 
     for path, shown in {
         "/": "evil",
         "/topics/evil?tab=next": "img src",
-        "/topics/evil": "evil",
+        "/topics/evil": "1 promise broken",
+        "/pipeline": "img src",
         "/dead?topic=evil": "bold",  # the reason and the task
         "/dead?topic=evil&show=letters": "bold",
         "/messages?topic=evil&q=bold": "bold",

@@ -13,6 +13,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from heapline.contract.message import TopicAudit
+
 THIN = "\u202f"  # between groups of digits
 SPACE = "\u00a0"  # before a unit
 UNKNOWN = "–"
@@ -142,6 +144,17 @@ def since(instant: datetime | None) -> float | None:
     return None if instant is None else (datetime.now(UTC) - instant).total_seconds()
 
 
+def audited(found: TopicAudit) -> str:
+    """Return what an audit found, in a line.
+
+    >>> at = datetime(2030, 1, 31, 12, tzinfo=UTC)
+    >>> audited(TopicAudit(until=at, recorded_at=at, messages=9, early=2, refuted=["not_early", "rank"]))
+    '0 lost, 0 doubled, 2 early, 2 promises broken'
+    """
+    broken = f", {counted(len(found.refuted), 'promise')} broken" if found.refuted else ""
+    return f"{count(found.lost)} lost, {count(found.doubled)} doubled, {count(found.early)} early{broken}"
+
+
 def make_environment(**shared: Any) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("heapline.dashboard"),
@@ -162,6 +175,7 @@ def make_environment(**shared: Any) -> jinja2.Environment:
         "when": when,
         "clock": clock,
         "since": since,
+        "audited": audited,
     }
     environment.globals |= shared
     return environment

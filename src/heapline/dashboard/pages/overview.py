@@ -12,7 +12,7 @@ from heapline.dashboard.caller import Caller
 from heapline.dashboard.charts import SPANS, Chart, rates_of, read_series
 from heapline.dashboard.features import features_of
 from heapline.dashboard.page import Place, page, path_to
-from heapline.dashboard.render import counted, duration, size
+from heapline.dashboard.render import audited, counted, duration, size
 from heapline.dashboard.topic_rows import ROWS_MAX, Rate, TopicRows, rates_now, read_stats
 
 LATE = 600.0  # seconds that the oldest message waits before it is an alarm
@@ -129,6 +129,9 @@ def alarms_of(stats: TopicStats) -> list[Alarm]:
     if stats.log is not None and stats.log.corrupt_records_total:
         text = f"{counted(stats.log.corrupt_records_total, 'record')} could not be read"
         found.append(Alarm(0, "dead", name, text, "run `heapline journal verify`", page_of))
+    if stats.log is not None and stats.log.audit is not None and stats.log.audit.refuted:
+        text = f"its last audit found {audited(stats.log.audit)}"
+        found.append(Alarm(0, "dead", name, text, "run `heapline pipeline audit` for examples", path_to("/pipeline")))
     waits = stats.oldest_ready_age or 0.0
     if stats.paused and stats.ready:
         found.append(

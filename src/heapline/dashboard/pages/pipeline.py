@@ -10,6 +10,7 @@ from heapline.contract.batches import ListBatches, ListSinks
 from heapline.contract.call import Right
 from heapline.contract.errors import GroupNotFound, PermissionDenied, TopicNotFound
 from heapline.contract.groups import GetGroup
+from heapline.contract.message import TopicAudit
 from heapline.contract.replays import CancelReplay, GetReplay, ListReplays
 from heapline.contract.stream import GroupInfo
 from heapline.contract.topics import ListTopics
@@ -18,7 +19,7 @@ from heapline.dashboard.caller import Caller
 from heapline.dashboard.features import features_of
 from heapline.dashboard.page import Place, page
 from heapline.dashboard.render import counted
-from heapline.dashboard.topic_rows import ROWS_MAX
+from heapline.dashboard.topic_rows import ROWS_MAX, read_stats
 
 ARCHIVE = "archive"  # the group that `heapline pipeline archive` moves on, in each topic
 
@@ -26,7 +27,9 @@ ARCHIVE = "archive"  # the group that `heapline pipeline archive` moves on, in e
 @page("/pipeline", "pipeline", "pipeline.html")
 async def pipeline(caller: Caller, place: Place) -> dict[str, Any]:
     features = await features_of(caller)
-    variables: dict[str, Any] = {"title": "Pipeline", "archives": [], "replays": [], "sinks": [], "batches": []}
+    audits, job_topic = await _audits(caller)
+    variables: dict[str, Any] = {"title": "Pipeline", "audits": audits, "job_topic": job_topic}
+    variables |= {"archives": [], "replays": [], "sinks": [], "batches": []}
     if "groups" in features:
         variables["archives"] = await _archives(caller)
     if "replay" in features:
@@ -47,6 +50,15 @@ async def _archives(caller: Caller) -> list[GroupInfo]:
             with contextlib.suppress(GroupNotFound, TopicNotFound):
                 found.append(await caller.do(GetGroup(topic.name, ARCHIVE)))
     return sorted(found, key=lambda group: (-group.lag, group.topic))
+
+
+async def _audits(caller: Caller) -> tuple[list[tuple[str, TopicAudit]], str | None]:
+    """Return the last audits by topic, broken promises first, then the oldest; and a topic that can be audited."""
+    stats, _ = await read_stats(caller)
+    logs = [(topic.topic, topic.log) for topic in stats if topic.log is not None]
+    found = [(name, log.audit) for name, log in logs if log.audit is not None]
+    found.sort(key=lambda pair: (not pair[1].refuted, pair[1].until, pair[0]))
+    return found[:ROWS_MAX], (logs[0][0] if logs else None)
 
 
 async def _cancel_dialog(caller: Caller, arguments: Arguments) -> Dialog:
