@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import re
 from collections.abc import AsyncIterator
@@ -228,6 +229,111 @@ async def test_no_page_or_stream_shows_a_topic_of_others(pages: Pages) -> None:
                     async for line in stream.aiter_lines():
                         assert not shows_theirs(line, path), path
     assert visible >= 15
+
+
+# -- payloads ----------------------------------------------------------------------------------------------------------
+
+#: Each has the marker in a form of its own: text, a string of JSON, and bytes that are shown as hex.
+MARKER = "p4yl0ad"
+PAYLOADS = (MARKER.encode(), b'{"a": "%s"}' % MARKER.encode(), b"\x00\xff" + MARKER.encode() + b"\x00")
+HEADER = "h34der"  # of the messages that have these payloads
+DESTRUCTIVE = ("purge", "delete-dead", "delete-matching", "delete-group", "delete-schedule", "delete-topic")
+
+
+def shows_payload(text: str) -> bool:
+    """Whether an answer has the marker: as it is, as hex with or without spaces, or anywhere in base64."""
+    raw = MARKER.encode()
+    bare = re.sub(r"\s", "", text)
+    # What precedes the marker shifts base64 by 0 to 2 bytes; the marker alone decides the characters in the middle.
+    shifted = [base64.b64encode(b"\x00" * n + raw).decode()[(n * 8 + 5) // 6 : -4] for n in range(3)]
+    return MARKER in text or raw.hex() in bare.lower() or any(part in bare for part in shifted)
+
+
+def test_payloads_are_recognized_in_every_form() -> None:
+    for payload in PAYLOADS:
+        assert shows_payload(payload.decode("latin-1"))
+        assert shows_payload(f"<pre>{payload.hex(' ')}</pre>")
+        assert shows_payload(f'"{base64.b64encode(payload).decode()}"')
+    assert not shows_payload("a payload of 7 bytes")
+
+
+async def make_payloads(rig: Pages) -> list[str]:
+    """Put the payloads in every state and place that pages show. Return an id of each state."""
+    await rig.behind.update_topic("jobs", max_retries_default=0)
+    await rig.behind.enqueue_batch(
+        "jobs", [Outgoing(payload, key="k", headers={"h": HEADER}) for payload in PAYLOADS * 3]
+    )
+    await rig.behind.enqueue_batch("jobs", [Outgoing(payload, delay=3600) for payload in PAYLOADS])
+    for message in await rig.behind.pop("jobs", 3, holder="w"):
+        await message.nack(reason="failed")
+    leased = await rig.behind.pop("jobs", 3, holder="w")
+    await rig.behind.create_group("jobs", "g", start="earliest")
+    await rig.behind.create_schedule("nightly", topic="jobs", payload=PAYLOADS[0], every=3600.0)
+    dead, ready = await rig.behind.dlq_list("jobs"), await rig.behind.peek("jobs")
+    return [message.message_id for message in [*dead[:3], *ready[:3], *leased]]
+
+
+async def first_event(pages: Pages, path: str, headers: dict[str, str]) -> str:
+    """Return what a stream sends first: all that changes on the page, or an error. "" if nothing on it changes."""
+    async with pages.http.stream("GET", "/ui/live", params={"view": path}, headers=headers) as stream:
+        if stream.status_code != 200:
+            return (await stream.aread()).decode()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                async for line in stream.aiter_lines():
+                    if line.startswith("data:"):
+                        return line
+    return ""
+
+
+@pytest.mark.parametrize("rights", ["produce", "produce,admin"])
+async def test_payloads_are_never_sent_without_the_right_to_read_them(pages: Pages, rights: str) -> None:
+    ids = await make_payloads(pages)
+    paths = ["/", "/topics", "/workers", "/dead", "/schedules", "/pipeline", "/access", "/audit", "/messages?q=jobs"]
+    paths += [f"/topics/jobs?tab={tab}" for tab in TABS]
+    paths += [f"/dead?topic=jobs{more}" for more in ("", "&show=letters", "&reason=failed", "&key=k")]
+    paths += [f"/messages?topic=jobs&{more}" for more in (f"q={MARKER[:3]}", "key=k")]
+    paths += [f"/messages?q={id}" for id in ids]
+    paths += [f"/message?topic=jobs&id={id}&as={form}" for id in ids for form in ("json", "text", "hex")]
+    mine = await pages.log_in(pages.key(f"jobs:{rights}", "other:consume")[1])
+    reader = await pages.log_in(pages.key("jobs:consume")[1])
+    seen = {"page": 0, "stream": 0}
+    for path in paths:
+        # The reader goes first: what was read for others must not be shared with a caller who has other rights.
+        seen["page"] += shows_payload((await pages.http.get(f"/ui{path}", headers=reader)).text)
+        answer = await pages.http.get(f"/ui{path}", headers=mine)
+        assert answer.status_code < 500, path
+        assert not shows_payload(answer.text), path
+        assert HEADER not in answer.text, path
+        if not path.startswith("/messages") and not path.endswith(("=json", "=hex")):
+            seen["stream"] += HEADER in await first_event(pages, path, reader)
+            streamed = await first_event(pages, path, mine)
+            assert not shows_payload(streamed), path
+            assert HEADER not in streamed, path
+    assert seen["page"] >= 3 * len(ids)
+    assert seen["stream"] >= len(ids)  # payloads do not change, so only the headers beside them are streamed
+
+
+@pytest.mark.parametrize("rights", ["produce", "produce,admin"])
+async def test_actions_never_send_payloads_without_the_right_to_read_them(pages: Pages, rights: str) -> None:
+    ids = await make_payloads(pages)
+    headers = await pages.log_in(pages.key(f"jobs:{rights}")[1])
+    found = re.search('name="csrf" value="([^"]+)"', (await pages.http.get("/ui/", headers=headers)).text)
+    assert found
+    now = "2030-01-01T00:00:00Z"
+    form = {"csrf": found[1], "typed": "jobs", "as_of": now, "seen": now, "to": "0", "value": "5", "name": "nightly"}
+    form |= {"topic": "jobs", "every": "60", "email": "a@b.c", "password": "long enough for one", "scopes": "*:admin"}
+    done = 0
+    for action in sorted(ACTIONS, key=lambda name: (DESTRUCTIVE.index(name) if name in DESTRUCTIVE else -1, name)):
+        for id in ids[::3]:  # dead, ready and leased
+            query = {"topic": "jobs", "id": id, "partition": "0", "group": "g", "setting": "max_retries_default"}
+            query |= {"name": "nightly", "key": "x", "email": "a@b.c"}
+            dialog = await pages.http.get(f"/ui/do/{action}", params=query, headers=headers)
+            answer = await pages.http.post(f"/ui/do/{action}", params=query, data=form, headers=headers)
+            assert not shows_payload(dialog.text), action
+            assert not shows_payload(answer.text), action
+            done += "data-done" in answer.text
+    assert done >= (10 if "admin" in rights else 1)
 
 
 def without_times(stats: TopicStats) -> TopicStats:
