@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -68,6 +69,15 @@ def test_memory_of_a_series_is_bounded_and_an_idle_one_has_none() -> None:
         idle.add(START + n * STEP, Sample((0, 0, 0, 7), (0, 0, 0), 0))
     assert idle.nbytes == 0
     assert not idle.is_changed
+
+
+def test_largest_values_and_gaps_stay_within_20_kb() -> None:
+    for step in (STEP, 3 * STEP, 130, 1300):
+        series = Series()
+        for n in range(10_000):
+            series.add(START + n * step, Sample((MAX - n % 2,) * 4, (n * MAX,) * 3, MAX))
+        assert series.nbytes < 20_000
+        assert len(msgspec.msgpack.encode(series.to_state())) < 20_000 - 100  # the file's head and what varies
 
 
 def test_pause_adds_no_points() -> None:

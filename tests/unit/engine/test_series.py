@@ -45,6 +45,23 @@ async def test_series_survive_a_restart() -> None:
         assert before[0].enqueued == [1, 1, 1]
 
 
+async def test_memory_and_file_of_a_busy_topic_stay_within_20_kb() -> None:
+    async with opened(series=True) as rig:
+        series = rig.hl.topics.series
+        for n in range(9000):  # more than a day
+            rig.clock.advance(10)
+            if n % 3 == 0:
+                await rig.hl.enqueue("jobs", b"x")
+            await series.sample()
+        kept = series.of(rig.runner())
+        assert kept is not None
+        assert 15_000 < kept.nbytes <= 20_000
+        await series.write()
+        sizes = [len(inode.data) for path, inode in rig.disk.walk() if path.endswith(f"/{FILE}")]
+        assert len(sizes) == 2  # of the topic, and of all together
+        assert all(1_000 < size <= 20_000 for size in sizes)
+
+
 async def test_idle_topic_has_no_file_and_a_deleted_one_leaves_none() -> None:
     async with opened(series=True) as rig:
         await rig.topic("idle")
