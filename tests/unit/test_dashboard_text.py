@@ -7,7 +7,7 @@ import doctest
 import pytest
 
 from heapline.contract.errors import BadRequest
-from heapline.dashboard import render
+from heapline.dashboard import render, topic_rows
 from heapline.dashboard.message_life import folded
 from heapline.dashboard.page import Place, element_id, find
 from heapline.dashboard.pages import SECTIONS
@@ -23,7 +23,9 @@ httpx.HTTPStatusError: 502"""
 
 
 def test_examples_of_numbers_and_durations_hold() -> None:
-    assert doctest.testmod(render).failed == 0
+    for module in (render, topic_rows):
+        assert doctest.testmod(module).failed == 0
+        assert doctest.testmod(module).attempted
 
 
 @pytest.mark.parametrize(

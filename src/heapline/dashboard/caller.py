@@ -45,6 +45,7 @@ class Memory:
     stats: dict[tuple[Scope, ...], SharedStats] = field(default_factory=dict)  # see topic_rows.py
     shared_seconds: float = 0.0  # of the processor, that reading them took in all
 
+    sparks: dict[str, tuple[float, str]] = field(default_factory=dict)  # see topic_rows.py
     totals: dict[str, deque[tuple[float, int, int]]] = field(default_factory=dict)  # see topic_rows.py
     lives: OrderedDict[tuple[str, str, str | None], Any] = field(default_factory=OrderedDict)  # see message_life.py
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+from heapline.contract.errors import TopicNotFound
+from heapline.contract.inspection import StatsSeries
 from heapline.contract.message import TopicStats
 from heapline.contract.topics import ListStats
 from heapline.dashboard.caller import Caller, SharedStats
@@ -51,6 +56,44 @@ class TopicRows:
         self.sort = sort
         by = _KEYS[sort]
         self.rows = sorted(stats, key=lambda topic: (by(topic), topic.topic))
+
+
+# -- sparklines --------------------------------------------------------------------------------------------------------
+
+SPARK_SPAN, SPARK_STEP = 900, 10.0  # seconds that a line shows, and after which it is drawn again
+SPARK_COLUMNS = 40  # 2 px each, of a line that is 20 px high
+
+
+async def sparks_of(caller: Caller, topics: Sequence[TopicStats]) -> dict[str, str]:
+    """Return the points of a line by topic: messages that were ready over the last minutes.
+
+    Only for topics whose statistics the caller has just read: the lines are shared among callers.
+    """
+    known, now = caller.memory.sparks, time.monotonic()
+    for name in [name for name, (at, _) in known.items() if now - at > FORGET]:
+        del known[name]
+    for topic in topics:
+        if topic.topic not in known or now - known[topic.topic][0] >= SPARK_STEP:
+            with contextlib.suppress(TopicNotFound):  # deleted meanwhile
+                end = datetime.now(UTC)
+                series = await caller.do(StatsSeries(topic.topic, end - timedelta(seconds=SPARK_SPAN)))
+                known[topic.topic] = now, spark(series.times, series.ready, int(end.timestamp()), topic.ready)
+    return {topic.topic: known[topic.topic][1] for topic in topics if topic.topic in known}
+
+
+def spark(times: Sequence[int], values: Sequence[int], end: int, now: int) -> str:
+    """Return the points of a polyline: the value at each of SPARK_COLUMNS times. Without values it is level.
+
+    >>> spark([100, 550], [0, 8], 1000, 8)[:20], spark([100, 550], [0, 8], 1000, 8)[-13:]
+    ('0,19.0 2,19.0 4,19.0', '78,1.0 80,1.0')
+    >>> spark([], [], 1000, 0)[-7:]
+    '80,19.0'
+    """
+    values = values or [now]
+    starts = [end - SPARK_SPAN + SPARK_SPAN * column // SPARK_COLUMNS for column in range(SPARK_COLUMNS + 1)]
+    shown = [values[max(0, bisect_right(times, start) - 1)] for start in starts]
+    most = max(*shown, 1)
+    return " ".join(f"{column * 2},{19 - value / most * 18:.1f}" for column, value in enumerate(shown))
 
 
 # -- rates -------------------------------------------------------------------------------------------------------------

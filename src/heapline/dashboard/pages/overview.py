@@ -13,7 +13,7 @@ from heapline.dashboard.charts import SPANS, Chart, rates_of, read_series
 from heapline.dashboard.features import features_of
 from heapline.dashboard.page import Place, page, path_to
 from heapline.dashboard.render import audited, counted, duration, size
-from heapline.dashboard.topic_rows import ROWS_MAX, Rate, TopicRows, rates_now, read_stats
+from heapline.dashboard.topic_rows import ROWS_MAX, Rate, TopicRows, rates_now, read_stats, sparks_of
 
 LATE = 600.0  # seconds that the oldest message waits before it is an alarm
 ALARMS_MAX = 6
@@ -47,7 +47,8 @@ async def overview(caller: Caller, place: Place) -> dict[str, Any]:
     sums = {name: sum(getattr(topic, name) for topic in stats) for name in ("ready", "delayed", "leased", "dead")}
     rates = rates_now(caller, stats)
     chart = None
-    if caller.may(Right.CONSUME, None) and "series" in await features_of(caller):
+    features = await features_of(caller)
+    if caller.may(Right.CONSUME, None) and "series" in features:
         chart = rates_of(await read_series(caller, None, place))
     rows = TopicRows(stats, place.choice("sort", "oldest", "ready", "delayed", "leased", "dead", "topic"))
     return {
@@ -63,6 +64,7 @@ async def overview(caller: Caller, place: Place) -> dict[str, Any]:
         "span": place.choice("span", *SPANS),
         "rows": rows,
         "topics": rows.rows[:ROWS_MAX],
+        "sparks": await sparks_of(caller, rows.rows[:ROWS_MAX]) if "series" in features else None,
         "topic_count": len(stats),
         "is_cut": is_cut,
     }
