@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,14 @@ def expect(target: Any) -> Any:
     from playwright.sync_api import expect as made
 
     return made(target)
+
+
+def until(holds: Callable[[], bool], seconds: float = PATIENCE) -> None:
+    """Wait until a condition holds that no page shows."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "the condition does not hold"
+        time.sleep(0.1)
 
 
 class ServerProcess:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import httpx
 import pytest
 
 from heapline import Outgoing
-from tests.browser.conftest import PATIENCE, expect
+from tests.browser.conftest import expect, until
 
 pytestmark = pytest.mark.slow
 
@@ -175,10 +174,3 @@ def open_streams(server: Any) -> float:
     metrics = httpx.get(server.url.removesuffix("/ui") + "/metrics", trust_env=False).text
     found = re.search(r'calls_open\{call="Live",interface="dashboard"\} (\S+)', metrics)
     return float(found[1]) if found else 0.0
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
