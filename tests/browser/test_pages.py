@@ -142,6 +142,8 @@ def wait_for_figures(page: Any) -> None:
     """Wait until charts are drawn and rates are known, which takes two samples."""
     for chart in page.locator("rate-chart").all():
         expect(chart.locator("canvas")).to_be_visible()
+    if "tab=leases" in page.url:
+        expect(page.locator("#leases tr").first).to_be_visible()
     if page.locator("#topics tr").count():
         expect(page.locator("#topics tr td.rate").first).not_to_have_text("–")
 
@@ -224,7 +226,7 @@ def test_keyboard_reaches_everything_that_is_needed_first(loaded: ServerProcess,
 
 def test_filters_sorts_and_pages_are_in_the_address(loaded: ServerProcess, log_in: Callable[..., Any]) -> None:
     page = log_in(loaded)
-    expect(page.locator("#topics td.spark polyline").first).to_be_visible()
+    expect(page.locator("#topics td.trend polyline").first).to_be_visible()
     page.goto(loaded.url + "/topics")
     page.get_by_role("link", name="Ready").click()
     expect(page).to_have_url(re.compile("sort=ready"))

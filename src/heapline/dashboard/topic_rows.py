@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -82,18 +82,22 @@ async def sparks_of(caller: Caller, topics: Sequence[TopicStats]) -> dict[str, s
 
 
 def spark(times: Sequence[int], values: Sequence[int], end: int, now: int) -> str:
-    """Return the points of a polyline: the value at each of SPARK_COLUMNS times. Without values it is level.
+    """Return the points of a polyline: the value at each of SPARK_COLUMNS times, from the first known one on.
 
-    >>> spark([100, 550], [0, 8], 1000, 8)[:20], spark([100, 550], [0, 8], 1000, 8)[-13:]
-    ('0,19.0 2,19.0 4,19.0', '78,1.0 80,1.0')
-    >>> spark([], [], 1000, 0)[-7:]
-    '80,19.0'
+    Without points nothing has changed, so it is level.
+
+    >>> spark([950, 990], [8, 0], 1000, 0)
+    '76,1.0 78,1.0 80,19.0'
+    >>> spark([], [], 1000, 0)[:13]
+    '0,19.0 2,19.0'
     """
-    values = values or [now]
+    if not times:
+        times, values = [end - SPARK_SPAN], [now]
     starts = [end - SPARK_SPAN + SPARK_SPAN * column // SPARK_COLUMNS for column in range(SPARK_COLUMNS + 1)]
-    shown = [values[max(0, bisect_right(times, start) - 1)] for start in starts]
+    first = min(bisect_left(starts, times[0]), SPARK_COLUMNS - 1)
+    shown = [values[max(0, bisect_right(times, start) - 1)] for start in starts[first:]]
     most = max(*shown, 1)
-    return " ".join(f"{column * 2},{19 - value / most * 18:.1f}" for column, value in enumerate(shown))
+    return " ".join(f"{column * 2},{19 - value / most * 18:.1f}" for column, value in enumerate(shown, first))
 
 
 # -- rates -------------------------------------------------------------------------------------------------------------
