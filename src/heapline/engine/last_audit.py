@@ -21,13 +21,13 @@ from heapline.logs import Log
 log = Log("heapline.engine")
 FILE = "audit"
 VERSION = 1
+_decode = msgspec.msgpack.Decoder(TopicAudit).decode
 
 
 def read_audit(disk: Disk, directory: str) -> TopicAudit | None:
     """Return the result, or None if there is none that can be read. Blocks on the disk."""
     try:
-        content = unsealed(VERSION, bytes(disk.read_file(f"{directory}/{FILE}")))
-        return msgspec.msgpack.decode(content, type=TopicAudit)
+        return _decode(unsealed(VERSION, bytes(disk.read_file(f"{directory}/{FILE}"))))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
