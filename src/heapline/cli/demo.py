@@ -161,7 +161,7 @@ async def _fill(console: Console, data: str, run: Run, ledger: Ledger) -> list[i
 
 def _work_and_kill(console: Console, data: str, run: Run, ledger: Ledger) -> int:
     """Start the worker, kill it halfway, and read everything that it reported before. Return its process id."""
-    command = [sys.executable, "-m", "heapline.cli.demo", data, str(run.batch), str(run.lease)]
+    command = [sys.executable, "-m", "heapline.cli.demo", data, *map(str, (run.batch, run.lease, run.total))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as worker:
         try:
             assert worker.stdout is not None
@@ -251,8 +251,11 @@ def _closing_table(run: Run, ledger: Ledger) -> Any:
     return facts_table("Result", rows)
 
 
-async def _worker(data: str, batch: int, lease: float) -> None:
-    """Pop and ack until killed. The next pop runs while an ack is in flight."""
+async def _worker(data: str, batch: int, lease: float, total: int) -> None:
+    """Pop and ack until killed. The next pop runs while an ack is in flight.
+
+    If it is killed late, it waits with the rest of the messages and with leases, so that there is something to recover.
+    """
 
     async def ack(messages: list[heapline.Message], numbers: list[int]) -> None:
         lost: set[int] = set()
@@ -264,11 +267,15 @@ async def _worker(data: str, batch: int, lease: float) -> None:
 
     async with heapline.open(data) as hl:
         acking: asyncio.Task[None] | None = None
+        popped = 0
         while messages := await hl.pop(TOPIC, batch, visibility=lease, holder="the worker", wait=WORKER_TIMEOUT):
             numbers = [number_of(m.payload) for m in messages]
             _report({"popped": numbers, "attempts": [m.attempts for m in messages]})
             if acking is not None:
                 await acking
+            if popped >= total * 3 // 4:
+                await asyncio.sleep(WORKER_TIMEOUT)
+            popped += len(messages)
             acking = asyncio.create_task(ack(messages, numbers))
 
 
@@ -371,4 +378,4 @@ class Ledger:
 
 
 if __name__ == "__main__":
-    asyncio.run(_worker(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))
+    asyncio.run(_worker(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])))

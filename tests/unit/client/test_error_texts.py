@@ -206,6 +206,8 @@ CASES: list[tuple[str, Cause]] = [
     # -- payloads
     ("cannot decode the payload: Expected `int`, got `str`",
      lambda e: payload_codec.decode(b'"a"', None, int)),
+    ("cannot decode the payload: it is nested too deeply",
+     lambda e: payload_codec.decode(b"[" * 100_000, None)),
     ("the payload is 'image/png', which is not JSON; read it from m.payload",
      lambda e: payload_codec.decode(b"", "image/png")),
     ("cannot encode object as JSON; use a dataclass, a msgspec.Struct, a pydantic model, or plain values",
