@@ -202,7 +202,9 @@ async def test_enqueues_are_refused_while_redis_is_down(valkey: Valkey, admin: A
         await hl.enqueue(topic, b"before")
         await flusher_of(hl).flush(topic)
         valkey.kill()
-        with pytest.raises(heapline.UnavailableError, match="outcome is unknown|redis is down"):  # the flusher may notice first
+        with pytest.raises(
+            heapline.UnavailableError, match=r"outcome is unknown|redis is down"
+        ):  # the flusher may notice
             await hl.enqueue(topic, b"unknown")
         with pytest.raises(heapline.UnavailableError, match="redis is down"):
             await hl.enqueue(topic, b"refused")

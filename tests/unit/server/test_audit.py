@@ -57,7 +57,8 @@ async def test_administrative_calls_are_audited_and_data_calls_are_not(rig: Rig)
     calls = [line["call"] for line in await rig.lines()]
     assert len(calls) == len(set(calls))
     assert {
-        "MakeHeap", "UpdateHeapConfig", "DeleteHeap", "Purge", "Pause", "Resume", "SetPartitionThrottled", "Snapshot", "RecordAudit",
+        "MakeHeap", "UpdateHeapConfig", "DeleteHeap", "Purge", "Pause", "Resume", "SetPartitionThrottled", "Snapshot",
+        "RecordAudit",
         "DlqReplay", "DlqDelete", "CreateGroup", "DeleteGroup", "ResetOffsets", "GroupDeadReplay", "GroupDeadDelete",
         "CreateKey", "RevokeKey", "CreateUser", "UpdateUser", "DisableUser", "CreateLoginLink", "EndLeases",
         "CreateSchedule", "PauseSchedule", "ResumeSchedule", "DeleteSchedule",

@@ -268,6 +268,7 @@ class FrameWriter:
     def __init__(self) -> None:
         self.buffered = 0  # bytes that `take` has not returned, without the headers of later pieces
         self._small: list[bytes] = []  # whole frames
+        self._cancels = 0  # of these, the first ones, which cancel bodies of which pieces were sent
         self._small_taken = 0  # whole frames that `take` has returned
         self._large: dict[int, deque[_Outgoing]] = {}  # by request, in order
         self._turns: deque[int] = deque()  # requests whose first body was begun
@@ -295,6 +296,12 @@ class FrameWriter:
         """Queue a frame of the connection itself. It waits for no large body."""
         self.buffered += HEADER_SIZE + len(body)
         self._small.append(_pack(len(body), kind, 0, 0, request) + body)
+
+    def put_cancel(self, kind: int, request: int) -> None:
+        """Queue the end of a body that was abandoned. The next piece waits for it: the peer still counts that body."""
+        self.buffered += HEADER_SIZE
+        self._small.insert(self._cancels, _pack(0, kind, 0, 0, request))
+        self._cancels += 1
 
     def _put_large(self, request: int, outgoing: _Outgoing) -> None:
         if request in self._large:
@@ -331,7 +338,7 @@ class FrameWriter:
         if not small and not self._large:
             return []
         if self.buffered <= size and not self._large:  # the usual case
-            self._small, self.buffered = [], 0
+            self._small, self._cancels, self.buffered = [], 0, 0
             self._small_taken += len(small)
             return [b"".join(small)]
         taken, room = self._take_small(size)
@@ -345,11 +352,12 @@ class FrameWriter:
 
     def _take_small(self, size: int) -> tuple[list[Body], int]:
         count, room = 0, size
-        while count < len(self._small) and room > 0:
+        while count < len(self._small) and (room > 0 or count < self._cancels):
             room -= len(self._small[count])
             count += 1
         if not count:
             return [], room
+        self._cancels = max(0, self._cancels - count)
         joined = b"".join(self._small[:count])
         del self._small[:count]
         self._small_taken += count

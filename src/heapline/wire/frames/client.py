@@ -129,10 +129,14 @@ class ClientFrames(Peer):
         self._check_usable()
         if request not in self._open:
             return False
-        if self._writer.abandon(request) is False:
+        was_begun = self._writer.abandon(request)
+        if was_begun is False:
             self._close(request)
             return False
-        self._writer.put(CANCEL, 0, request)
+        if was_begun:
+            self._writer.put_cancel(CANCEL, request)
+        else:
+            self._writer.put(CANCEL, 0, request)
         return True
 
     def send_auth(self, credential: str) -> int:

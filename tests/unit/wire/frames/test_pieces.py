@@ -217,6 +217,24 @@ def test_cancel_amid_the_pieces_stops_them_and_is_answered() -> None:
     assert "cancelled" in str(answer.error)
 
 
+def test_no_body_begins_before_the_cancel_of_an_abandoned_one() -> None:
+    """The peer counts the abandoned body until then, however many small frames wait."""
+    client, server = connected(Windows(bodies=2, body_bytes=MIB, bodies_bytes=2 * MIB))
+    large = [client.send_request(ENQUEUE, bytes(MIB)) for _ in range(2)]
+    for _ in range(5):
+        server.receive(b"".join(client.take(1)))
+    for _ in range(3):
+        client.send_request(ENQUEUE, b"small")
+    for number in large:
+        assert client.send_cancel(number) is True
+    others = [client.send_request(ENQUEUE, bytes(MIB)) for _ in range(2)]
+    events = []
+    while buffers := client.take(1):
+        events += server.receive(b"".join(buffers))
+    assert {event.request for event in events} >= set(others)
+    assert (server.in_progress, server.incomplete) == (5, 0)
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_abandoned_body_cannot_have_the_number_of_a_request_in_progress(number: int) -> None:
     _, server = connected()
