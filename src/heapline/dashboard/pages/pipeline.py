@@ -30,8 +30,8 @@ async def pipeline(caller: Caller, place: Place) -> dict[str, Any]:
     audits, job_topic = await _audits(caller)
     variables: dict[str, Any] = {"title": "Pipeline", "audits": audits, "job_topic": job_topic}
     variables |= {"archives": [], "replays": [], "sinks": [], "batches": []}
-    if "groups" in features:
-        variables["archives"] = await _archives(caller)
+    if "groups" in features and (archives := await _archives(caller)):
+        variables |= {"archives": archives, "job_topic": archives[0].topic}
     if "replay" in features:
         variables["replays"] = (await caller.do(ListReplays(limit=ROWS_MAX))).items
     if "batches" in features and caller.may_admin():
