@@ -21,7 +21,8 @@ POST /v1/enqueue, POST /v1/enqueue:batch, POST /v1/ack, POST /v1/nack, POST /v1/
 DESTRUCTIVE = {
     ("delete", "/v1/heaps/{topic}"), ("post", "/v1/heaps/{topic}:purge"), ("post", "/v1/dlq:delete"),
     ("delete", "/v1/heaps/{topic}:groups/{group}"), ("post", "/v1/heaps/{topic}:groups/{group}:delete-dead"),
-    ("delete", "/v1/sinks/{name}"),
+    ("delete", "/v1/sinks/{name}"), ("post", "/v1/heaps/{topic}:groups/{group}:reset"),
+    ("delete", "/v1/schedules/{name}"), ("delete", "/v1/keys/{key_id}"), ("delete", "/v1/users/{email}"),
 }  # fmt: skip
 
 
