@@ -130,10 +130,10 @@ def alarms_of(stats: TopicStats) -> list[Alarm]:
     page_of = path_to(f"/topics/{name}")
     if stats.log is not None and stats.log.corrupt_records_total:
         text = f"{counted(stats.log.corrupt_records_total, 'record')} could not be read"
-        found.append(Alarm(0, "dead", name, text, "run `heapline journal verify`", page_of))
+        found.append(Alarm(0, "dead", name, text, "run heapline journal verify", page_of))
     if stats.log is not None and stats.log.audit is not None and stats.log.audit.refuted:
         text = f"its last audit found {audited(stats.log.audit)}"
-        found.append(Alarm(0, "dead", name, text, "run `heapline pipeline audit` for examples", path_to("/pipeline")))
+        found.append(Alarm(0, "dead", name, text, "run heapline pipeline audit for examples", path_to("/pipeline")))
     waits = stats.oldest_ready_age or 0.0
     if stats.paused and stats.ready:
         found.append(

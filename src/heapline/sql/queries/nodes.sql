@@ -2,7 +2,7 @@
 SELECT pg_advisory_xact_lock(hashtextextended($1, 0));
 
 -- name: free_node
--- The ids of its last owner are up to last_id, also if the clock is set back after this. A crashed one may have minted
+-- The ids of its last owner are up to last_id, even if the clock is set back after this. A crashed one may have minted
 -- ids for $2 ms after its lease. A number whose ids are ahead of the clock is not free.
 SELECT node, last_id FROM (
     SELECT n.node, o.until, greatest(o.last_id, 0, CASE WHEN o.until > 0 THEN
