@@ -1,7 +1,7 @@
-"""Maintenance of one topic: snapshots, syncs at intervals, and reclaiming segments from the start of the journal.
+"""Maintenance of one topic: snapshots, syncs, reclaiming segments from the start of the journal, old dead letters.
 
-Nothing here changes the visible state of the queue. A snapshot is captured in one turn, right after a unit is sealed,
-so it contains exactly the units up to that one; it is written after that unit is durable.
+Only the expiry of dead letters changes the visible state of the queue, by events. A snapshot is captured in one turn,
+right after a unit is sealed, so it contains exactly the units up to that one; it is written after that unit is durable.
 
 A segment can be deleted when it is below the older of two verified snapshots, retention (retention.py) does not hold
 it, none of its records is needed, and no reader of the directory holds it. The live messages and group dead letters of
@@ -254,7 +254,7 @@ class Maintenance:
                 if self._is_snapshot_due():
                     await self.snapshot()
                 await self.reclaim()
-                await self.expire_dead_letters()  # last: on a full disk it fails, and reclaiming must not wait for it
+                await self.expire_dead_letters()  # last: if it fails, reclaiming has run
             except Exception as error:  # one failure must not end maintenance
                 log.warning("maintenance failed; will retry", topic=runner.name, error=repr(error))
 

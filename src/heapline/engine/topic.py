@@ -67,8 +67,8 @@ _SHARED = frozenset((BatchPrepared, BatchCommitted, Paused, Resumed, ConfigChang
 FRAME_BYTES = 8  # of a frame without events
 
 
-#: A lease of a partition's first messages: its event, and their ids, keys, and positions with the new attempts.
 _decode_config = msgspec.json.Decoder(TopicConfig).decode
+#: A lease of a partition's first messages: its event, and their ids, keys, and positions with the new attempts.
 ChosenLease = tuple[Partition, Leased, list[int], list[int], list[int]]
 
 

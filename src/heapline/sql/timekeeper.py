@@ -151,6 +151,8 @@ class Timekeeper:
         counters.dead += change.dead
         counters.expired += change.expired
         counters.dead_expired += change.dead_expired
+        if change.dead_expired:
+            log.info("dead letters expired", topic=topic.name, count=change.dead_expired)
         if change.wakes:
             self._shard.wakeups.wake(topic.name)
 
@@ -252,15 +254,13 @@ class Timekeeper:
         layout = await self._shard.read_layout(connection)
         rows = await connection.fetch(statement("outdated_dead"), layout.now, SLICE, TopicConfig().dlq_retention)
         topics = await self._topics(connection, [row["topic"] for row in rows], layout.now)
-        changes, read = [], 0
+        changes, read, end = [], 0, layout.to_ended("dead_to_ended")
         for row in rows:
             # Another node may have replayed a letter since, and it may have died again: `last` is before that.
-            end = layout.to_ended("dead_to_ended")
             count = await connection.fetchval(end, row["topic"], row["ids"], layout.now, row["last"])
             read = max(read, len(row["ids"]))
             if count and row["topic"] in topics:
                 changes.append((topics[row["topic"]], Change(dead_expired=count)))
-                log.info("dead letters expired", topic=topics[row["topic"]].name, count=count)
         return Done(read, changes)
 
     async def _forget(self) -> None:
